@@ -31,7 +31,7 @@ import turns
 from host import Recorded, call_alone
 
 import jfluid as fluid
-from jfluid.compile.options import options
+from jfluid.compile.runtime.options import options
 
 SIZES = (1024, 2048)  # of square matrices
 # batch, channels, height and width, filters, width of the filter

@@ -3,7 +3,7 @@
     python benchmarks/memory.py [--width 4096] [--layers 16] [--replicas 4] [--optimizers adam] [--json FILE]
 
 Each figure is of a process of its own: the most that was resident during three steps, less what was
-resident before the startup program ran. Replicas have devices of their own (FLAGS_cpu_replicas_joined=0).
+resident before the startup program ran.
 """
 
 import argparse
@@ -13,7 +13,6 @@ import subprocess
 import sys
 
 MODES = ("one device", "Reduce")
-APART = dict(os.environ, FLAGS_cpu_replicas_joined="0")
 
 
 def resident(field):
@@ -80,7 +79,7 @@ def main():
             sizes = ["--width", "--layers", "--replicas"], (args.width, args.layers, args.replicas)
             command = [sys.executable, os.path.abspath(__file__), "--one", mode, optimizer]
             command += [str(part) for pair in zip(*sizes) for part in pair]
-            done = subprocess.run(command, stdout=subprocess.PIPE, check=True, env=APART)
+            done = subprocess.run(command, stdout=subprocess.PIPE, check=True)
             kept[mode], loss = json.loads(done.stdout.decode().splitlines()[-1])
             print("%-9s %-10s %5d MiB, loss %.6f" % (optimizer, mode, kept[mode], loss), flush=True)
     if args.json:

@@ -169,7 +169,7 @@ def _trainer(engine, model, mode):
     feeds = [prepare(feed(rng)) for _ in range(FEEDS)]
     if engine == "jax-options":
         import jfluid
-        from jfluid.compile.options import options
+        from jfluid.compile.runtime.options import options
 
         return own.trainer(model, options(jfluid.CPUPlace().device())), feeds
     return own.trainer(model, *([True] if engine.endswith("-compiled") else [])), feeds

@@ -14,16 +14,16 @@ import numpy as np
 
 from jfluid import errors, flags, processes, record
 from jfluid.caches import kept_files
-from jfluid.compile import feeds as feeding
-from jfluid.compile import memory
-from jfluid.compile.executables import most_bytes
-from jfluid.compile.feeds import Owned
-from jfluid.compile.fetches import Fetched
-from jfluid.compile.lru_cache import LruCache
-from jfluid.compile.placement import of_device
 from jfluid.compile.plan import plan
-from jfluid.compile.repeat import Repeat, Repeats
-from jfluid.compile.step import Step
+from jfluid.compile.runtime import feeds as feeding
+from jfluid.compile.runtime import memory
+from jfluid.compile.runtime.executables import most_bytes
+from jfluid.compile.runtime.fast_path import FastPath, FastPaths
+from jfluid.compile.runtime.feeds import Owned
+from jfluid.compile.runtime.fetches import Fetched
+from jfluid.compile.runtime.lru_cache import LruCache
+from jfluid.compile.runtime.placement import of_device
+from jfluid.compile.runtime.step import Step
 from jfluid.feeding.reader_feeds import ReaderFeeds
 from jfluid.ir.operator import Operator
 from jfluid.ir.program import Program
@@ -113,7 +113,7 @@ class Engine:
 
     Attributes:
         says_goodbye: True if the user of the engine tells, by `close`, when it is done with parameter servers.
-        repeats: steps that can be run again without preparing the feeds anew.
+        fast_paths: steps that can run again without preparation.
     """
 
     says_goodbye = True
@@ -131,7 +131,7 @@ class Engine:
         self._entropy = secrets.randbits(31) | 1
         self._steps = LruCache[Step](_MAX_STEPS, lambda step: step.bytes, most_bytes)
         self._pruned = LruCache[Program]()
-        self.repeats = Repeats()
+        self.fast_paths = FastPaths()
         kept_files.use()
 
     @functools.cached_property
@@ -143,7 +143,7 @@ class Engine:
         """Forget all compiled steps, and give their memory back."""
         self._steps.clear()
         self._pruned.clear()
-        self.repeats.clear()
+        self.fast_paths.clear()
 
     def start(self, parallel: DataParallel) -> None:
         """Find the devices of a program's replicas, once. Raises PlaceError."""
@@ -236,9 +236,7 @@ class Engine:
                     "fluid_pipeline",
                     self.donate,
                 )
-            placement = (
-                of_device(planned, self.device) if parallel is None else parallel.placement(planned, check_finite)
-            )
+            placement = of_device(planned, self.device) if parallel is None else parallel.placement(planned)
             if exact:
                 placement.pads, placement.exact_because = False, _OF_SERVERS
             count = 1 if parallel is None else len(parallel.devices)
@@ -270,7 +268,7 @@ class Engine:
             raise
         return values
 
-    def repeat(
+    def keep_fast_path(
         self,
         program: Any,
         inner: Program,
@@ -279,10 +277,10 @@ class Engine:
         fetch_list: Any,
         prepared: Prepared,
     ) -> None:
-        """Keep a prepared program, which has run, in `repeats`, unless its feeds must be prepared at each step.
+        """Keep the fast path of a prepared program that has run, unless its feeds must be prepared at each step.
 
         Args:
-            program: what the user runs: `inner`, or a CompiledProgram of it.
+            program: the user's program: `inner`, or a CompiledProgram of `inner`.
         """
         parallel = getattr(program, "_parallel", None)
         runs = inner if parallel is None else parallel.rewritten()
@@ -291,7 +289,7 @@ class Engine:
         if parallel is not None and prepared.step.plan.rng:
             return  # the seed of the replicas' program is that of the user's when it is prepared
         own, step = weakref.proxy(self), prepared.step
-        found = Repeat.of(
+        found = FastPath.of(
             program,
             inner,
             scope,
@@ -302,7 +300,7 @@ class Engine:
             lambda scope: own._key(runs, scope, step),
         )
         if found is not None:
-            self.repeats.add(found, scope)
+            self.fast_paths.add(found, scope)
 
     def _read(
         self,

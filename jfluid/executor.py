@@ -4,8 +4,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from jfluid import distributed, errors
-from jfluid.compile import memory
-from jfluid.compile.fetches import names_of
+from jfluid.compile.runtime import memory
+from jfluid.compile.runtime.fetches import names_of
 from jfluid.compiler import resolved
 from jfluid.engine import Engine
 from jfluid.fetch_handler import FetchHandler
@@ -109,9 +109,9 @@ class Executor:
         """Run a program that is no predictor's; the arguments are those of `run`."""
         try:
             if return_numpy and not use_prune:
-                repeat = self.engine.repeats.find(program, fetch_list, scope)
-                if repeat is not None:
-                    values = repeat.run(program, feed, fetch_list, scope, return_merged)
+                path = self.engine.fast_paths.find(program, fetch_list, scope)
+                if path is not None:
+                    values = path.run(program, feed, fetch_list, scope, return_merged)
                     if values is not None:
                         return values
             given, parallel = resolved(program)
@@ -124,7 +124,7 @@ class Executor:
                 )
                 found = prepared.fetched(self.engine.execute(prepared, scope, prepared.repeats))
                 if return_numpy and not use_prune and prepared.repeats == 1:
-                    self.engine.repeat(program, given, feed, scope, fetch_list, prepared)
+                    self.engine.keep_fast_path(program, given, feed, scope, fetch_list, prepared)
             return [f.numpy(return_merged) if return_numpy else f.tensor(return_merged) for f in found]
         except (MemoryError, RuntimeError, ValueError) as error:
             if (lack := memory.named(error, resolved(program)[0])) is not None:

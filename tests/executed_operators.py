@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 
-from jfluid.compile.host import Host
 from jfluid.compile.lower import Lowering
+from jfluid.compile.runtime.host import Host
 from jfluid.ops import registry, static_values
 
 # They stand for readers and for the ends of a program; the engine replaces them by feeds and

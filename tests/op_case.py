@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 
 import jfluid as fluid
-from jfluid.compile import padding
+from jfluid.compile.runtime import padding
 from jfluid.ir.types import is_float, var_type
 from jfluid.lod_tensor import LoDTensor
 from jfluid.ops import gradients, ragged_dispatch, registry

@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 
 import jfluid as fluid
-from jfluid.compile import collective_jit
-from jfluid.compile.placement import Processes, of_device
 from jfluid.compile.plan import live_ops, plan
-from jfluid.compile.step import CompiledSegment
+from jfluid.compile.runtime import collective_jit
+from jfluid.compile.runtime.placement import Processes, of_device
+from jfluid.compile.runtime.step import CompiledSegment
 from jfluid.ops.collective import AXIS
 from tests.parallel.fleet_processes import _optimizer
 

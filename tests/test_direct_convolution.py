@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from jax import lax
 
-from jfluid.compile import image_convolution, image_layout
+from jfluid.compile.rewrites import image_convolution, jaxpr_rewrites
 from jfluid.machine_code import (
     convolution_kernels,
     direct_convolution,
@@ -174,7 +174,7 @@ def _primitives(images, filters, padding="SAME", dtype=jnp.float32):
         y, gradient = jax.vjp(convolve, x, w)
         return {"gradients": gradient(jnp.tanh(y))}
 
-    traced = jax.make_jaxpr(lambda x, w: image_layout.channels_last(lambda _: step(x, w)))(x, w)
+    traced = jax.make_jaxpr(lambda x, w: jaxpr_rewrites.evaluate(lambda _: step(x, w)))(x, w)
     return [e.primitive.name for e in traced.jaxpr.eqns]
 
 
@@ -222,7 +222,7 @@ def test_a_thread_makes_it_while_operators_are_recorded(filters, wanted, monkeyp
         assert made == [image_convolution.THREAD] * wanted
         return {}
 
-    jax.jit(lambda: image_layout.channels_last(record, held))()
+    jax.jit(lambda: jaxpr_rewrites.evaluate(record, held))()
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import jfluid as fluid
-from jfluid.compile.own_loops import OwnLoops
+from jfluid.compile.rnn_kernels import RnnKernels
 from jfluid.machine_code import direct_gru, direct_lstm, direct_maximum, functions, lstm_kernels
 from jfluid.machine_code.processor import LANES
 from jfluid.ops import recurrent, recurrent_loops, sequence, sequence_loops
@@ -84,7 +84,7 @@ def _results(loops, run, level, arrays, grads):
 
 
 def _compare(run, level, arrays, grads):
-    states, gradients, padding = _results(OwnLoops(), run, level, arrays, grads)
+    states, gradients, padding = _results(RnnKernels(), run, level, arrays, grads)
     expected = _results(sequence_loops.XlaLoops(), run, level, arrays, grads)
     for ours, theirs in zip((*states, *gradients), (*expected[0], *expected[1]), strict=True):
         scale = max(1.0, float(jnp.max(jnp.abs(theirs), initial=0)))
@@ -136,9 +136,9 @@ def test_sequences_of_one_length_are_run_where_steps_follow_each_other(backwards
         outs, pull = jax.vjp(run, *arrays)
         return jax.tree.leaves((outs, pull(jax.tree.map(jnp.cos, outs))))
 
-    called = str(jax.make_jaxpr(lambda: both(OwnLoops()))())
+    called = str(jax.make_jaxpr(lambda: both(RnnKernels()))())
     assert called.count("ffi_call[") == 2 and "scan[" not in called
-    for ours, theirs in zip(both(OwnLoops()), both(sequence_loops.XlaLoops()), strict=True):
+    for ours, theirs in zip(both(RnnKernels()), both(sequence_loops.XlaLoops()), strict=True):
         np.testing.assert_allclose(ours, theirs, rtol=1e-4, atol=1e-5)
 
 
@@ -166,7 +166,7 @@ def test_a_maximum_and_its_gradient_are_those_of_xla(case):
         (out, where), pull = jax.vjp(pooled, x)
         return out, where, *pull((grad, np.zeros(where.shape, jax.dtypes.float0)))
 
-    for ours, theirs in zip(both(OwnLoops()), both(sequence_loops.XlaLoops()), strict=True):
+    for ours, theirs in zip(both(RnnKernels()), both(sequence_loops.XlaLoops()), strict=True):
         np.testing.assert_array_equal(ours, theirs)
 
 
@@ -274,7 +274,7 @@ def test_weights_of_their_own_are_mapped_too():
 def test_other_loops_are_left_to_xla(width, dtype):
     with jax.enable_x64(True):
         lstm, gru = ([jnp.asarray(a, dtype) for a in d(width, [2], 2)[0]] for d in (_lstm, _gru))
-        level, loops = _level([2]), OwnLoops()
+        level, loops = _level([2]), RnnKernels()
         assert loops.lstm(lstm[0], level, LstmArrays(*lstm[1:]), LstmForm(USUAL)) is None
         assert loops.gru(gru[0], level, GruArrays(*gru[1:]), GruForm(USUAL[:2])) is None
         assert loops.maximum(jnp.ones((2, 16), dtype), level) is None or dtype == "float32"

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import jfluid as fluid
-from jfluid.compile import image_layout, products
+from jfluid.compile.rewrites import jaxpr_rewrites, matmul_dispatch
 from jfluid.machine_code import direct_product, functions, processor, product_kernels
 
 pytestmark = pytest.mark.skipif(not product_kernels.names(), reason="machine code is made for CPUs with AVX-512")
@@ -174,7 +174,7 @@ def _primitives(x, w, dtype=jnp.float32):
         y, gradient = jax.vjp(lambda x, w: x @ w, x, w)
         return {"gradients": gradient(jnp.tanh(y))}
 
-    traced = jax.make_jaxpr(lambda x, w: image_layout.channels_last(lambda _: step(x, w)))(x, w)
+    traced = jax.make_jaxpr(lambda x, w: jaxpr_rewrites.evaluate(lambda _: step(x, w)))(x, w)
     return [e.primitive.name for e in traced.jaxpr.eqns]
 
 
@@ -210,8 +210,8 @@ def test_a_narrow_layer_has_no_product_of_the_library():
 @pytest.mark.parametrize("over", [WEIGHT, LAYER, INPUT])
 def test_a_product_of_few_numbers_is_that_of_numpy(depth, over):
     x, y = _draw(depth, 5, 7, over)
-    assert products.is_own(x, y, over) == (depth > 0)
-    found = products.product(jnp.asarray(x), jnp.asarray(y), over)
+    assert matmul_dispatch.is_own(x, y, over) == (depth > 0)
+    found = matmul_dispatch.product(jnp.asarray(x), jnp.asarray(y), over)
     np.testing.assert_allclose(found, np.tensordot(x, y, (over[:1], over[1:])), rtol=1e-5, atol=1e-6)
 
 

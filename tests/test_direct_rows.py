@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 import jfluid as fluid
-from jfluid.compile import image_layout
-from jfluid.compile.own_rows import OwnRows
+from jfluid.compile.embedding_kernels import EmbeddingKernels
+from jfluid.compile.rewrites import jaxpr_rewrites
 from jfluid.machine_code import direct_rows, functions, row_kernels
 from jfluid.ops import embedding, optimizer, table_rows
 from jfluid.ops.selected_rows import SelectedRows
@@ -49,7 +49,7 @@ def _both(function, *arrays):
     """
 
     def own(*arrays):
-        with table_rows.using(OwnRows()):
+        with table_rows.using(EmbeddingKernels()):
             return function(*arrays)
 
     assert "jfluid_rows_" in str(jax.make_jaxpr(own)(*arrays))
@@ -141,7 +141,7 @@ def test_each_row_is_merged_once(each):
     ],
 )
 def test_other_arrays_are_left_to_xla(shape, kind, count):
-    own, rows = OwnRows(), jnp.zeros(count, jnp.int64)
+    own, rows = EmbeddingKernels(), jnp.zeros(count, jnp.int64)
     table, values = jnp.zeros(shape, kind), jnp.zeros((count, *shape[1:]), kind)
     assert own.take(table, rows) is None
     assert own.add(table, rows, values, jnp.ones(())) is None
@@ -160,7 +160,7 @@ def test_batches_of_rows_are_looked_up(own_tables, own_rows):
         return jax.vmap(embedding._rows_at, in_axes=axes, axis_size=2)(t, r)
 
     np.testing.assert_array_equal(*_both(look_up, *given))
-    with table_rows.using(OwnRows()):
+    with table_rows.using(EmbeddingKernels()):
         text = jax.jit(lambda *arrays: look_up(*arrays)).lower(*given).compile().as_text()
     assert text.count("jfluid_rows_take") == 1
     assert own_tables or " while(" not in text, "one call for all batches of a table"
@@ -175,10 +175,10 @@ def test_slots_of_replicas_are_put_side_by_side():
             parts = [jax.vmap(lambda own: embedding._rows_at(t, own))(slot.reshape(2, 300)) for slot in slots]
             return {"out": jnp.concatenate([p.reshape(600, 10) for p in parts], 1)}
 
-        return image_layout.channels_last(joined)["out"]
+        return jaxpr_rewrites.evaluate(joined)["out"]
 
     np.testing.assert_array_equal(*_both(side_by_side, table, rows))
-    with table_rows.using(OwnRows()):
+    with table_rows.using(EmbeddingKernels()):
         text = jax.jit(lambda *arrays: side_by_side(*arrays)).lower(table, rows).compile().as_text()
     assert text.count("jfluid_rows_take") == 1
 
@@ -189,7 +189,7 @@ def test_tables_are_written_to_in_place(name):
     large = [jnp.ones((100 * HEIGHT, 10), jnp.float32)] * tables
 
     def step(r, v, *given):
-        with table_rows.using(OwnRows()):
+        with table_rows.using(EmbeddingKernels()):
             read = embedding.look_up(given[0], r, -1, False)
             return update(SelectedRows(r, v * read, 100 * HEIGHT), *given)
 
@@ -224,14 +224,14 @@ def test_slots_are_read_and_trained_where_their_columns_are(reverse):
     moment = jnp.abs(table)
 
     def last(*given):
-        return image_layout.channels_last(lambda _: _slots(reverse)(given))
+        return jaxpr_rewrites.evaluate(lambda _: _slots(reverse)(given))
 
     known = jnp.where(rows < 0, HEIGHT, rows)
     found, expected = _both(last, table, moment, known, dense)
     for one, other in zip(found.values(), expected.values()):
         np.testing.assert_allclose(one, other, rtol=2e-5, atol=2e-5)
 
-    with table_rows.using(OwnRows()):
+    with table_rows.using(EmbeddingKernels()):
         text = jax.jit(lambda *given: last(*given)).lower(table, moment, known, dense).compile().as_text()
     assert len(re.findall(r"custom-call.*jfluid_rows_(?:take|add|merge)", text)) == 3 + 2
     assert "transpose(" not in text
@@ -245,7 +245,7 @@ def test_rows_that_are_columns_now_are_not_put_side_by_side():
             parts = [embedding._rows_at(t, part) for part in jnp.split(r, 4)]
             return {"out": jnp.concatenate([p.reshape(1, 500) for p in parts], 1)}
 
-        return image_layout.channels_last(side_by_side)["out"]
+        return jaxpr_rewrites.evaluate(side_by_side)["out"]
 
     np.testing.assert_array_equal(*_both(step, table, rows))
 

@@ -8,7 +8,7 @@ import pytest
 
 import jfluid as fluid
 from jfluid import layers
-from jfluid.compile.step import CompiledSegment
+from jfluid.compile.runtime.step import CompiledSegment
 from tests.distributed.job import Job, batch, net
 
 SOURCE = Path(fluid.__file__).parent
@@ -74,7 +74,8 @@ def test_one_place_traces(text):
     assert [
         f
         for f in found
-        if not f.startswith("ops/") and f not in ("compile/lower.py", "compile/control.py", "parallel/joined.py")
+        if not f.startswith("ops/")
+        and f not in ("compile/lower.py", "compile/control.py", "parallel/vmapped_lowering.py")
     ] == ["compile/trace.py"]
 
 

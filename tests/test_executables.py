@@ -10,9 +10,9 @@ import pytest
 
 import jfluid as fluid
 from jfluid import errors
-from jfluid.compile import executables, jax_caches
-from jfluid.compile.executables import KEPT, Executables
-from jfluid.compile.lru_cache import LruCache
+from jfluid.compile.runtime import executables, jax_caches
+from jfluid.compile.runtime.executables import KEPT, Executables
+from jfluid.compile.runtime.lru_cache import LruCache
 from jfluid.host import heap
 
 

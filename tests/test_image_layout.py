@@ -9,7 +9,7 @@ import pytest
 from jax import lax
 
 import jfluid as fluid
-from jfluid.compile import image_layout
+from jfluid.compile.rewrites import jaxpr_rewrites
 from jfluid.ops import pool
 
 
@@ -24,7 +24,7 @@ def _conv(x, w, strides=(1, 1), **more):
 
 def _rewritten(function):
     def run(*arguments):
-        return image_layout.channels_last(lambda _: {"out": function(*arguments)})["out"]
+        return jaxpr_rewrites.evaluate(lambda _: {"out": function(*arguments)})["out"]
 
     return run
 
@@ -176,7 +176,7 @@ def test_what_a_program_without_images_knows_while_it_is_traced_stays_known():
     known = np.arange(3)
 
     def run():
-        return image_layout.channels_last(lambda _: {"known": known, "x": jnp.ones(2)})
+        return jaxpr_rewrites.evaluate(lambda _: {"known": known, "x": jnp.ones(2)})
 
     seen = []
     jax.jit(lambda: seen.append(run()) or seen[0]["x"])()
@@ -240,7 +240,7 @@ def test_filters_that_are_held_in_another_order(sizes):
 
     def held(w, v, x):
         env = {"w": (w, order), "v": (v, order)}
-        return image_layout.channels_last(lambda given: step(given, x), env, dict.fromkeys(env, order))
+        return jaxpr_rewrites.evaluate(lambda given: step(given, x), env, dict.fromkeys(env, order))
 
     expected = jax.jit(step)({"w": w, "v": v}, x)
     arguments = w.transpose(order), v.transpose(order), x

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import jfluid as fluid
-from jfluid.compile.library_fusions import multiplies_by_one_number
+from jfluid.compile.runtime.library_fusions import multiplies_by_one_number
 
 RANDOM = np.random.RandomState(0)
 X = RANDOM.rand(100, 300).astype("float32")

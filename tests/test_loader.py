@@ -14,7 +14,7 @@ import pytest
 
 import jfluid as fluid
 from jfluid import errors
-from jfluid.compile import device_feeds
+from jfluid.compile.runtime import device_feeds
 
 PLACE = fluid.CPUPlace()
 

@@ -244,7 +244,7 @@ import jax
 jax.config.update("jax_num_cpu_devices", 2)
 import numpy as np
 import jfluid as fluid
-from jfluid.compile import device_feeds
+from jfluid.compile.runtime import device_feeds
 
 device_feeds.reads_host_memory = lambda device: False
 

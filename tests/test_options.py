@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 import jfluid as fluid
-from jfluid.compile import options, placement
+from jfluid.compile.runtime import options, placement
 
 CPU = jax.devices("cpu")[0]
 NAME = "xla_cpu_experimental_ynn_fusion_type"

@@ -10,7 +10,7 @@ import pytest
 
 import jfluid as fluid
 from jfluid import errors, layers
-from jfluid.compile import padding
+from jfluid.compile.runtime import padding
 from jfluid.lod_tensor import LoDTensor, LoDTensorArray
 from jfluid.ops import registry
 from jfluid.parallel.replica_feeds import Stacker

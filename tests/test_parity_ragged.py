@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import jfluid as fluid
-from jfluid.compile import padding
+from jfluid.compile.runtime import padding
 from tests.gpu.ahead import lowers_for_cuda  # noqa: F401  # a fixture
 from tests.parity.programs import infer, train
 from tests.parity.ragged import PROGRAMS

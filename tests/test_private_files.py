@@ -109,7 +109,7 @@ def test_each_module_that_makes_files_says_for_whom():
 READ = {
     "feeding.worker": "loads from a pipe of its own child",
     "compat.dataset.common": "loads data alone, or files of `open_trusted`",
-    "compile.kept_executables": "loads what kept_files.read gives",
+    "compile.runtime.executable_cache": "loads what kept_files.read gives",
     "caches.compiled_kernels": "checks Numba's cache",
     "ops.shape_cache": "loads what kept_files.read gives",
     "machine_code.llvm_writer": "links what kept_files.read gives, or what it has just made",
@@ -153,7 +153,7 @@ def test_each_module_that_reads_what_can_act_says_from_where():
         if any(acts(node) for node in import_graph.nodes(path)):
             found.add(module.removesuffix(".__init__"))
     assert found <= set(READ), found - set(READ)
-    assert {"compile.kept_executables", "ops.shape_cache", "host.heap"} <= found
+    assert {"compile.runtime.executable_cache", "ops.shape_cache", "host.heap"} <= found
 
 
 def test_nothing_sets_the_umask_of_the_process():

@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 import jfluid as fluid
-from jfluid.compile.specialize import Specialized
+from jfluid.compile.runtime.specialize import Specialized
 from jfluid.ops import ragged_dispatch, repeated
 
 

@@ -7,7 +7,7 @@ from jax.experimental.compilation_cache import compilation_cache
 
 import jfluid as fluid
 from jfluid.caches import kept_files
-from jfluid.compile import kept_executables
+from jfluid.compile.runtime import executable_cache
 from jfluid.ir import schema as hook
 from jfluid.ops import registry, schema, shape_cache
 
@@ -73,7 +73,7 @@ def test_they_are_kept_with_an_executable_that_is(folder, monkeypatch):
     compilation_cache.reset_cache()  # which else goes on in the folder of this run
     hook.install(schema.RegistrySchema())
     for worth, files in ((1000.0, 0), (0.0, 1)):
-        monkeypatch.setattr(kept_executables, "_LONG", worth)
+        monkeypatch.setattr(executable_cache, "_LONG", worth)
         feed = {"x": np.ones((2, 3 + files), "float32")}  # two programs: JAX's cache has neither
         with fluid.program_guard(fluid.Program(), fluid.Program()):
             mean = fluid.layers.mean(fluid.data("x", feed["x"].shape))

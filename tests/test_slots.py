@@ -9,8 +9,8 @@ import pytest
 
 import jfluid as fluid
 from jfluid import errors
-from jfluid.compile import slots
-from jfluid.compile.padding import Buckets
+from jfluid.compile.runtime import slots
+from jfluid.compile.runtime.padding import Buckets
 from jfluid.lod_tensor import LoDTensor
 from jfluid.parallel.replica_feeds import Stacker
 

@@ -9,7 +9,7 @@ import pytest
 
 import jfluid as fluid
 from jfluid import errors, layers
-from jfluid.compile import specialize
+from jfluid.compile.runtime import specialize
 from tests.layers.run import run
 
 X = np.arange(24, dtype="float32").reshape(2, 3, 4)

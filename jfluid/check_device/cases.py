@@ -15,7 +15,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jfluid.compile import padding
+from jfluid.compile.runtime import padding
 from jfluid.lod_tensor import LoDTensor
 from jfluid.ops import gradients, ragged_dispatch, registry
 from jfluid.ops.ragged import Ragged

@@ -18,7 +18,7 @@ import jfluid as fluid
 from jfluid.check_device import networks, trainer
 from jfluid.check_device.devices import Devices
 from jfluid.check_device.report import Row, compared
-from jfluid.compile.device_feeds import FeedPlacer
+from jfluid.compile.runtime.device_feeds import FeedPlacer
 from jfluid.lod_tensor import LoDTensor
 
 SERVERS = "parameter servers"

@@ -12,7 +12,7 @@ import numpy as np
 from jfluid.check_device import cases
 from jfluid.check_device.devices import Devices
 from jfluid.check_device.report import Row
-from jfluid.compile.options import options
+from jfluid.compile.runtime.options import options
 
 SECTION = "operators"
 TOGETHER = 16  # cases that are compiled as one program

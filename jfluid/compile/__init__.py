@@ -1,1 +1,1 @@
-"""From a program to XLA: `plan` (segments), `lower` (trace), `step` (compile and run)."""
+"""Compiler from a program to XLA: plans, lowering, rewrites of traced steps, and compiled steps at run time."""

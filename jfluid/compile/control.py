@@ -1,7 +1,7 @@
-"""Operators with blocks inside: how each is lowered.
+"""Lowering of operators with blocks inside.
 
 Each function takes the lowering, the operator and the values by name, and returns the values of
-what the operator writes. It changes nothing else, so that gradients can be taken through it.
+the operator's outputs. It changes nothing else, so that gradients can be taken through it.
 """
 
 from collections.abc import Iterator, Mapping
@@ -23,7 +23,7 @@ from jfluid.ops import inlining, refusals, static_values
 from jfluid.ops.ragged import Ragged, rows_of
 from jfluid.ops.tensor_array import TensorArray, writing_where
 
-UNROLLED = 4  # a loop of at most so many iterations, if known while tracing, is unrolled
+UNROLLED = 4  # most iterations of a loop of known length that is unrolled
 # The same where shapes in its body differ by iteration.
 UNROLLED_FOR_SHAPES = 64
 _WRITTEN_FOR_SHAPES = 4096  # the same, of loops within loops, all together
@@ -33,11 +33,11 @@ Values = dict[str, Any]
 
 @dataclass(frozen=True)
 class Counting:
-    """The loop whose iterations are counted while its operators are lowered.
+    """Loop to count the iterations of, while its operators are lowered.
 
     Attributes:
-        name: its `counter`.
-        most: one that writes arrays ends after one iteration more than so many.
+        name: the loop's `counter`.
+        most: a loop that writes arrays ends after `most + 1` iterations.
     """
 
     name: str
@@ -48,24 +48,24 @@ NOT_COUNTING = Counting("", 0)
 
 
 def counter(op: Operator) -> str:
-    """The name under which the iterations of a loop are counted and known."""
+    """Return the name under which the iterations of a loop are counted and known."""
     return f"{COUNTER}{op.attrs['sub_block'].idx}"
 
 
 class OtherShape(errors.OpError):
-    """A variable changes its shape in a loop or a condition."""
+    """Error of a variable that changes its shape in a loop or a condition."""
 
 
 class BlockLowering(Protocol):
-    """What lowers the operators inside a block.
+    """Interface of the lowering of the operators inside a block.
 
     Attributes:
-        key: the step's random key; None when no operator draws.
-        reversible: whether gradients are taken through what is being lowered.
+        key: the step's random key; None if no operator draws.
+        reversible: True while gradients are taken through the lowered operators.
         loops: bounds of loops that do not follow from their conditions, by `counter`.
         counting: the loop that is counted.
-        refusals: the operators, by identity, that write what they refuse to `refusals.TABLE`.
-        expansion: how much is lowered.
+        refusals: the operators, by identity, that write refused values to `refusals.TABLE`.
+        expansion: counter of the lowered operators.
     """
 
     key: Any
@@ -76,7 +76,7 @@ class BlockLowering(Protocol):
     expansion: Expansion
 
     def block(self, block: Block, env: Values, key: Any = None, ops: slice = slice(None)) -> Values:
-        """Lower a block, or some of its operators, over a copy of `env`; returns that copy."""
+        """Lower a block, or a slice of the block's operators, over a copy of `env`; return the copy."""
         ...
 
 
@@ -92,8 +92,7 @@ def conditional_block(lowering: BlockLowering, op: Operator, env: Values) -> Val
     if all(static_values.is_static(c) and isinstance(c, np.ndarray) for c in conditions):
         if all(bool(np.all(c)) for c in conditions):
             return _chosen(lowering.block(block, env), writes)
-        # The branch of `layers.cond` that is not taken: select_input, whose index is known too, is
-        # given something for it, and does not look.
+        # The branch of `layers.cond` that is not taken: select_input does not read it, since the index is known, too.
         return {
             n: jnp.zeros((), block.find_var_recursive(n).np_dtype)
             for n in writes
@@ -124,14 +123,14 @@ def conditional_block(lowering: BlockLowering, op: Operator, env: Values) -> Val
 
 
 def _writes(lowering: BlockLowering, block: Block) -> list[str]:
-    """The outer names that a block writes, the counter of a loop in it that is counted, and the table of refusals."""
+    """Return the outer names that a block writes, with the counter of a counted loop and the table of refusals."""
     counting = lowering.counting.name
     loops = {counter(op) for op in _operators(block) if op.type == "while"} if counting else ()
     return sorted(outer_names(block)[1]) + [counting] * (counting in loops) + _refusing(lowering, block)
 
 
 def _refusing(lowering: BlockLowering, block: Block) -> list[str]:
-    """The table of refusals, if an operator in a block writes it."""
+    """Return the name of the table of refusals in a list, or an empty list if no operator in the block writes it."""
     asked = lowering.refusals and any(id(op) in lowering.refusals for op in _operators(block))
     return [refusals.TABLE] if asked else []
 
@@ -148,12 +147,12 @@ def _chosen(values: Values, names: list[str]) -> Values:
 
 
 class _Block:
-    """A block as a function of what it changes.
+    """Block as a function of the values that it changes.
 
-    It is traced once for values of the same forms, so that one in another is not traced twice as often.
+    The block is traced once for each form of the values, so that nested blocks do not multiply the traces.
 
     Attributes:
-        writes: names of its outputs.
+        writes: names of the block's outputs.
     """
 
     def __init__(self, lowering: BlockLowering, block: Block, env: Values, writes: list[str]):
@@ -172,23 +171,23 @@ class _Block:
         """Return the outputs that have a value.
 
         Args:
-            values: of the outputs, before the block; others are those of the operator's place.
-            iteration: of a loop: uint32; its random numbers differ by it.
-            active: bool; arrays are written where it holds. None: in any case.
+            values: the outputs' values before the block; all further values come from the operator's environment.
+            iteration: uint32 number of a loop's iteration; random numbers differ by iteration.
+            active: bool; arrays are written if it is True. None: in any case.
         """
         found: Values = self._run(values, iteration, active)
         return found
 
     def shapes(self, values: Values, iteration: Any = None, active: Any = None) -> Values:
-        """Return the shapes of what a call gives."""
+        """Return the shapes of the results of a call."""
         found: Values = jax.eval_shape(self._run, values, iteration, active)
         return found
 
 
 def _before(run: _Block, op: Operator, arrays: Values, env: Values) -> Values:
-    """The values of the block's outputs when it does not run.
+    """Return the values of the block's outputs for a block that does not run.
 
-    Those of `layers.cond` are never read then.
+    The values of a block of `layers.cond` are then never read.
     """
     missing = [n for n in run.writes if n not in env and n not in arrays]
     if missing:
@@ -206,7 +205,7 @@ def _before(run: _Block, op: Operator, arrays: Values, env: Values) -> Values:
 
 
 def _arrays_before(run: _Block, env: Values) -> Values:
-    """The arrays that a block writes, as buffers in which what it writes has room."""
+    """Return the arrays that a block writes, as buffers with room for the elements written."""
     variables = {n: run.block.find_var_recursive(n) for n in run.writes}
     names = [
         n
@@ -233,14 +232,14 @@ def _is_fixed(value: Any) -> bool:
 
 
 def _fixed(value: Any, fixed: bool) -> Any:
-    """An array that can, or cannot, grow; other values as they are."""
+    """Return an array that can, or cannot, grow; return any other value unchanged."""
     if isinstance(value, TensorArray) and value.buffer is not None:
         return replace(value, fixed=fixed)
     return value
 
 
 def _only_selected(op: Operator, name: str) -> bool:
-    """Whether an output of a branch is read by nothing but the choice between two branches."""
+    """Return True if only `select_input` and gradients read an output of a branch."""
     readers = {other.type for other in op.block.ops if name in other.input_arg_names}
     allowed = {"select_input", "select_input_grad", "conditional_block_grad"}
     return "select_input" in readers and readers <= allowed
@@ -278,7 +277,7 @@ def while_(lowering: BlockLowering, op: Operator, env: Values) -> Values:
 
 
 def _unrolled(lowering: BlockLowering, op: Operator, env: Values, state: Values, most: int) -> tuple[Values, bool]:
-    """The values after at most so many iterations of a loop whose condition is known, and whether it has ended."""
+    """Run a loop with a known condition for at most `most` iterations; return the values, and True if it has ended."""
     block, condition = op.attrs["sub_block"], op.inputs["Condition"][0]
     writes = _writes(lowering, block)
     expansion, outside = lowering.expansion, lowering.expansion.bodies
@@ -297,7 +296,7 @@ def _unrolled(lowering: BlockLowering, op: Operator, env: Values, state: Values,
 
 
 def _bears_loop(block: Block, state: Values) -> bool:
-    """Whether a compiled loop can hold the arrays: elements of one shape."""
+    """Return True if a compiled loop can hold the arrays: all elements have one shape."""
     for value in state.values():
         if isinstance(value, TensorArray) and value.buffer is None:
             shapes = {tuple(jnp.shape(x) for x in jax.tree.leaves(v)) for v in value.items if v is not None}
@@ -354,7 +353,7 @@ def _loop(
             return step(values, i), None
         active = jnp.all(rows_of(values[condition]))
         after = step(values, i, active)
-        # Arrays are not selected, which would copy them: they were written only where active.
+        # Arrays are not selected, which would copy the buffers: the body writes them if `active` only.
         return {
             n: a if n in arrays else jax.tree.map(lambda x, y: jnp.where(active, x, y), a, values[n])
             for n, a in after.items()
@@ -365,9 +364,9 @@ def _loop(
 
 
 def _counted_bound(lowering: BlockLowering, op: Operator) -> loop_bounds.Bound:
-    """The bound of a loop whose condition tells none.
+    """Return the counted bound of a loop if its condition does not give a bound.
 
-    Raises Unknown until its iterations have been counted.
+    Raises Unknown until the iterations have been counted.
     """
     name = counter(op)
     if name in lowering.loops:
@@ -382,7 +381,7 @@ def _counted_bound(lowering: BlockLowering, op: Operator) -> loop_bounds.Bound:
 
 
 def _shaped(run: _Block, start: Values, places: dict[str, int | None], guarded: bool) -> Values:
-    """The initial values of the loop, in the form that the body returns: arrays as buffers of their full size."""
+    """Return the initial values of the loop, in the form that the body returns: arrays are buffers of full size."""
     start = {
         n: _fixed(v.stacked(places[n] or v.capacity), True)
         if isinstance(v, TensorArray) and v.capacity
@@ -406,7 +405,7 @@ def _shaped(run: _Block, start: Values, places: dict[str, int | None], guarded: 
 
 
 def _matched(value: Any, like: Any, name: str) -> Any:
-    """A loop's value in the form of its initial one. Raises OpError when its shape changes."""
+    """Return a loop's value in the form of the initial value. Raises OpError if the shape changes."""
     if isinstance(like, Ragged) and isinstance(value, Ragged):
         value = Ragged(value.values, value.levels, value.total if like.total is not None else None, like.exact)
     elif isinstance(like, Ragged):
@@ -453,7 +452,7 @@ def recurrent(lowering: BlockLowering, op: Operator, env: Values) -> Values:
 
 
 def select_output(lowering: BlockLowering, op: Operator, env: Values) -> Values:
-    """Give the value of X to the output that Mask, an index, names; the others keep what they had, or are zero."""
+    """Copy X to the output that the index Mask selects; the other outputs keep their values, or become zero."""
     x, mask, names = env[op.input("X")[0]], rows_of(env[op.input("Mask")[0]]), op.output("Out")
     if static_values.is_static(mask):
         chosen = int(np.asarray(mask).reshape(()))
@@ -469,7 +468,7 @@ def select_output(lowering: BlockLowering, op: Operator, env: Values) -> Values:
 
 
 def delete_var(lowering: BlockLowering, op: Operator, env: Values) -> Values:
-    """Forget variables: what reads them later finds no value. XLA frees memory by itself."""
+    """Remove variables from the environment. XLA frees their memory by itself."""
     for name in op.input("X"):
         env.pop(name, None)
     return {}
@@ -491,7 +490,7 @@ def run_program(lowering: BlockLowering, op: Operator, env: Values) -> Values:
     return _chosen(found, names)
 
 
-# What lowers each operator that is declared without a function (jfluid/ops/structure.py).
+# The lowering of each operator that is declared without a function (jfluid/ops/structure.py).
 STRUCTURES = {
     "conditional_block": conditional_block,
     "conditional_block_infer": conditional_block,

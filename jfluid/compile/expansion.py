@@ -1,19 +1,20 @@
-"""How much a program grows while it is traced: blocks may be traced several times, loops written out."""
+"""Limits on the growth of a program while it is traced: nested blocks are traced repeatedly, loops are unrolled."""
 
 import sys
 
 from jfluid import errors
 from jfluid.ir.operator import Operator
 
-# operators of one trace: so many for each of the program's, and what the smallest program may have
+# most operators of a trace: for each operator of the program, and for the smallest program
 _FACTOR, _LEAST = 256, 20_000
 _FRAMES = 60  # of Python, for tracing a block in a block
 _WRITTEN_OUT = 16  # bodies of loops within loops that are written out, all together
 
 
 def make_room(depth: int) -> None:
-    """Let Python's stack grow as far as tracing blocks that lie so deep in each other needs, for good:
-    other threads may trace at the same time.
+    """Raise Python's recursion limit for nested blocks of a depth.
+
+    The limit stays raised: other threads may trace at the same time.
     """
     needed = 1000 + _FRAMES * depth
     if depth > 4 and sys.getrecursionlimit() < needed:
@@ -21,10 +22,10 @@ def make_room(depth: int) -> None:
 
 
 class Expansion:
-    """Counts the operators that one trace lowers, those in blocks as often as they are traced.
+    """Counter of the operators that a trace lowers; an operator in a block counts each time the block is traced.
 
     Attributes:
-        bodies: how often the current operator is written out by the loops around it.
+        bodies: number of copies of the current operator that the enclosing unrolled loops make.
     """
 
     def __init__(self) -> None:
@@ -46,5 +47,5 @@ class Expansion:
             )
 
     def may_write_out(self, iterations: int, most: int = _WRITTEN_OUT) -> bool:
-        """Return whether a loop may be written out that often, within those around it."""
+        """Return True if a loop may be unrolled for `iterations`, within the enclosing unrolled loops."""
         return self.bodies * iterations <= most

@@ -1,4 +1,4 @@
-"""Bounds of loops: how often a loop runs at most, and the sizes of its arrays, derived from its counter."""
+"""Bounds of loops and sizes of arrays written in loops, derived from the loop's counter."""
 
 import math
 from collections.abc import Mapping
@@ -17,11 +17,11 @@ from jfluid.ops.tensor_array import RankTable, TensorArray
 
 @dataclass(frozen=True)
 class Bound:
-    """A loop's iterations.
+    """Bound of a loop's iterations.
 
     Attributes:
-        most: their largest number.
-        exact: whether there are always so many.
+        most: largest number of iterations.
+        exact: True if the loop always runs `most` iterations.
     """
 
     most: int
@@ -30,14 +30,14 @@ class Bound:
 
 @dataclass(frozen=True)
 class _Counter:
-    """An integer: the value of `base` at the start of the iteration plus `offset`."""
+    """Integer counter: the value of `base` at the start of the iteration plus `offset`."""
 
     base: str
     offset: int
 
 
 class _Walk:
-    """The counters of a loop's body at each of its operators."""
+    """Values of the counters in a loop's body before each operator."""
 
     def __init__(self, block: Block, env: Mapping[str, Any]):
         self.env = env
@@ -52,7 +52,7 @@ class _Walk:
         return self.now[name] if name in self.now else _Counter(name, 0)
 
     def constant(self, name: str) -> int | None:
-        """The constant value of a name that the loop does not change."""
+        """Return the constant value of a name that the loop does not change, or None."""
         if name in self.now:
             return self.constants.get(name)
         return _number(self.env.get(name))
@@ -90,7 +90,7 @@ def _number(value: Any) -> int | None:
 
 
 def bound(block: Block, condition: str, env: Mapping[str, Any]) -> Bound | None:
-    """How often the loop over `block` runs while `condition` holds; None if its counter does not determine it."""
+    """Return the number of iterations of the loop over `block`, or None if the counter does not determine it."""
     return _bound_of(_Walk(block, env), block, condition, len(block.ops))
 
 
@@ -124,7 +124,7 @@ def _bound_of(walk: _Walk, block: Block, name: str, end: int) -> Bound | None:
 
 
 def _limit(walk: _Walk, block: Block, name: str) -> tuple[int | None, bool]:
-    """The largest value that a loop's limit can have, and whether it always has it."""
+    """Return the largest value of a loop's limit, and whether the limit always has that value."""
     number = walk.constant(name)
     if number is not None or name in walk.now:
         return number, True
@@ -142,7 +142,7 @@ def _limit(walk: _Walk, block: Block, name: str) -> tuple[int | None, bool]:
 
 
 def places(block: Block, array: str, env: Mapping[str, Any], bound: Bound | None, held: int) -> int | None:
-    """The size that an array needs in the loop; None if unknown."""
+    """Return the size of an array written in the loop, or None if it is unknown."""
     walk = _Walk(block, env)
     needed, appended = held, 0
     for op, counters in zip(block.ops, walk.before):
@@ -167,7 +167,7 @@ def places(block: Block, array: str, env: Mapping[str, Any], bound: Bound | None
 
 
 def _writes_inside(op: Operator, array: str) -> int:
-    """How often the blocks of an operator write an array, whose index may be any."""
+    """Return the number of writes to an array, at any index, in the blocks of an operator."""
     found = 0
     for inner in op.sub_blocks():
         for other in inner.ops:
@@ -176,7 +176,7 @@ def _writes_inside(op: Operator, array: str) -> int:
             if writes and op.type == "while":
                 raise errors.UnsupportedError(
                     f"{array} is written in a loop within a loop, so that its size has no bound: "
-                    "write it in one loop, or stack what the inner one writes\n  " + other.callsite
+                    "write it in one loop, or stack the values that the inner loop writes\n  " + other.callsite
                 )
             found += writes
     return found

@@ -10,9 +10,10 @@ import jax.numpy as jnp
 import numpy as np
 
 from jfluid import errors
-from jfluid.compile import control, memory, scalars, table_gradients, update_order
+from jfluid.compile import control, scalars, table_gradients, update_dependencies
 from jfluid.compile.expansion import Expansion
 from jfluid.compile.plan import live_ops, op_uid, twin_uid
+from jfluid.compile.runtime import memory
 from jfluid.ir.block import Block, reads_of
 from jfluid.ir.operator import Operator
 from jfluid.ir.types import VarType
@@ -32,7 +33,7 @@ from jfluid.ops.repeated import Repeated
 from jfluid.ops.tensor_array import TensorArray
 
 Item = tuple[int, Operator, OpDef]
-# The position of an operator, after those of the operators in whose blocks it stands.
+# Positions of the operators around an operator, from the outermost on, then the operator's position.
 Path = tuple[int, ...]
 Known = Mapping[Path, Mapping[str, Any]]
 NOTHING: Known = MappingProxyType({})
@@ -42,14 +43,14 @@ LONGEST = "the longest sequence of "
 
 
 class Lowering:
-    """Traces operators over an environment of values by name.
+    """Lowering of operators over an environment of values by name.
 
     Args:
         items: the operators, in order.
         key: the step's random key; None when no operator draws.
         watch: collects (operator, slot, all finite) of every floating output, for
             FLAGS_check_nan_inf.
-        known: by path of an operator, what is known of its inputs and of its loops.
+        known: known inputs and loop bounds, by path of an operator.
     """
 
     def __init__(
@@ -70,20 +71,20 @@ class Lowering:
         self.derived: set[str] = set()  # names of gradients that gradient operators wrote
         # by place in `items`: the random numbers of operators, or keys of their own
         self.drawn: dict[int, Any] = {}
-        self.inner = False  # whether this is a block inside another
-        self.reversible = False  # whether gradients are taken through what is being lowered
-        self.path: Path = ()  # of the operator in whose block this is
+        self.inner = False  # True for an inner block
+        self.reversible = False  # True while gradients are taken through the operators
+        self.path: Path = ()  # path of the operator that has this block
         self.here: Path = ()  # of the current operator
-        self.loops: Mapping[str, Any] = {}  # what is known of the loops in the current operator
+        self.loops: Mapping[str, Any] = {}  # known bounds of the loops in the current operator
         self.counting = control.NOT_COUNTING
         # by the identity of an operator: its first row in the table of refusals, and its rules
         self.refusals: Mapping[int, tuple[int, list[refusals.Rule]]] = {}
         self.expansion = Expansion()
         self.until: tuple[Path, str] | None = None  # raise Reached there, with a variable's value
-        self.awaited: Mapping[int, list[str]] = {}  # what updates wait for (see `update_order`)
+        self.awaited: Mapping[int, list[str]] = {}  # gradients that updates wait for (see `update_dependencies`)
         # places of gradients of tables that are rows (`table_gradients`)
         self.of_rows: Set[int] = frozenset()
-        # what the operations of an operator are called in the trace
+        # name scope of an operator in the trace
         self.scope: Callable[[int, Operator], str] = lambda position, op: op.type
         self.shared_rates: Set[str] = set()  # learning rates that are parts of arrays (`scalars`)
         self._parts: dict[str, tuple[Any, Any]] = {}  # their values, and as parts
@@ -119,7 +120,7 @@ class Lowering:
         return env
 
     def _refuse(self, op: Operator, definition: OpDef, env: dict[str, Any]) -> None:
-        """Add what the rules of an operator find to the table of refusals. The first time counts."""
+        """Add the values that an operator's rules refuse to the table of refusals. The first refusal counts."""
         first, rules = self.refusals[id(op)]
         inputs = {s.name: _gather(op, s, env) for s in definition.ins}
         attrs = {n: op.attrs.get(n, a.default) for n, a in definition.attrs.items()}
@@ -132,20 +133,20 @@ class Lowering:
         return jnp.stack([rule.row(inputs, attrs) for rule in rules])
 
     def _for_update(self, at: int, op: Operator, env: dict[str, Any]) -> dict[str, Any]:
-        """The values for an operator. An update waits for what is computed from its parameter."""
-        rates = op.inputs.get(update_order.RATE, ())
+        """Return the environment for an operator. An update waits for gradients computed from its parameter."""
+        rates = op.inputs.get(update_dependencies.RATE, ())
         if at not in self.awaited and self.shared_rates.isdisjoint(rates):
             return env
-        name = op.input(update_order.RATE)[0]
+        name = op.input(update_dependencies.RATE)[0]
         rate = env[name]
         if name in self.shared_rates:
             if self._parts.get(name, (None,))[0] is not rate:
                 self._parts[name] = rate, scalars.part(rate)
             rate = self._parts[name][1]
-        # A copied vector costs less than kernels that compute what they wait for once more.
+        # A copy of a vector costs less than kernels that compute the awaited gradients again.
         waits = jnp.ndim(env[op.input("Param")[0]]) > 1
         values = [env[n] for n in self.awaited.get(at, ()) if n in env and waits]
-        return env | {name: update_order.after(rate, values)}
+        return env | {name: update_dependencies.after(rate, values)}
 
     def _draw(self) -> None:
         """Draw the numbers of all operators that only draw, many at once."""
@@ -200,11 +201,11 @@ class Lowering:
         return self._repeated.call(self._function(at, definition, kwargs), definition, inputs, kwargs)
 
     def _key(self, uid: int) -> Any:
-        """The random key of an operator."""
+        """Return the random key of an operator."""
         return jax.random.fold_in(self.key, np.uint32(uid))
 
     def _know(self, known: Mapping[str, Any], env: dict[str, Any]) -> None:
-        """Put what is known of the current operator's inputs into `env`."""
+        """Put the known numbers of the current operator's inputs into `env`."""
         env.update(
             (n, with_known(env[n], v, name != n))
             for name, v in known.items()
@@ -215,11 +216,11 @@ class Lowering:
         return lambda *values: self._call(at, definition, list(values), kwargs)
 
     def _call(self, at: int, definition: OpDef, inputs: list[Any], kwargs: dict[str, Any]) -> tuple[Any, ...]:
-        """Run an operator whose gradient nobody wants."""
+        """Run an operator without a gradient."""
         return ragged_dispatch.call(definition, inputs, kwargs)
 
     def _fold(self, definition: OpDef, inputs: list[Any], kwargs: dict[str, Any]) -> tuple[Any, ...] | None:
-        """The outputs as NumPy arrays, if all inputs are static and the outputs are small; else None."""
+        """Return the outputs as NumPy arrays if all inputs are static and the outputs are small; None otherwise."""
         values = jax.tree.leaves(inputs)
         if not values or not all(isinstance(v, np.ndarray) for v in values):
             return None
@@ -286,7 +287,7 @@ class Lowering:
         self.closures[at] = backward
 
     def _pull(self, at: int, op: Operator, definition: OpDef, env: dict[str, Any]) -> tuple[Any, ...]:
-        """Run a gradient operator through the closure of its forward operator."""
+        """Run a gradient operator through the `jax.vjp` closure of the forward operator."""
         forward = definition.forward
         assert forward is not None
         cotangents = [
@@ -297,7 +298,7 @@ class Lowering:
         return tuple(g for s, g in zip(forward.reads, grads) if s.name not in forward.nograd)
 
     def _cotangents(self, at: int, op: Operator, definition: OpDef, env: dict[str, Any]) -> list[Any]:
-        """The gradients of its forward operator's outputs that a gradient operator reads."""
+        """Return the gradients of the forward operator's outputs that a gradient operator reads."""
         assert definition.forward is not None
         outs = definition.ins[len(definition.ins) - len(definition.forward.outs) :]
         return [_gather(op, s, env) for s in outs]
@@ -330,17 +331,19 @@ class Lowering:
                     ]
 
     def _stopped(self, op: Operator, name: str, value: Any) -> Any:
-        """The value, without a gradient if an inner block's variable stops it (outside, there is no
-        gradient operator then)."""
+        """Return a value, without its gradient if it is an inner block's variable that stops gradients.
+
+        Outside of inner blocks there is no gradient operator for such a variable.
+        """
         if not self.inner:
             return value
         var = op.block.find_var_recursive(name)
         return jax.tree.map(_stop, value) if var is not None and var.stop_gradient else value
 
     def block(self, block: Block, env: dict[str, Any], key: Any = None, ops: slice = slice(None)) -> dict[str, Any]:
-        """Lower an inner block, or some of its operators, over a copy of `env`; returns that copy.
+        """Lower an inner block, or a slice of the block's operators, over a copy of `env`; return the copy.
 
-        It may run conditionally: nothing is watched.
+        The block may run conditionally: its outputs are not checked for finite values.
         """
         inner = Lowering(live_ops(block)[ops], self.key if key is None else key)
         inner.inner, inner.reversible = True, self.reversible
@@ -352,7 +355,7 @@ class Lowering:
 
 
 class Reached(Exception):  # no error
-    """The lowering has come to where it was to end.
+    """Signal that the lowering has come to its end point.
 
     Attributes:
         value: of the variable that was asked for.
@@ -364,7 +367,7 @@ class Reached(Exception):  # no error
 
 
 class _Seeded:
-    """Which of an operator's outputs have gradients: those in `names`; outputs that are not listed have none."""
+    """Flags of an operator's outputs: True for names in `names`, False for outputs that are not listed."""
 
     def __init__(self, seeded: set[str], written: list[str]):
         self.flags = [n in seeded for n in written]
@@ -380,7 +383,7 @@ def _stop(leaf: Any) -> Any:
 
 
 def _carried(op: Operator, slot: str, env: Mapping[str, Any]) -> Any:
-    """The value of an output before the operator; None if it had none."""
+    """Return the value of an output before the operator, or None without a value."""
     names = op.outputs.get(slot)
     return env.get(names[0]) if names else None
 
@@ -406,7 +409,7 @@ def _read(op: Operator, name: str, env: Mapping[str, Any], optional: bool) -> An
 
 
 def pairs_of(items: list[Item]) -> dict[int, int]:
-    """For each derived gradient operator the position of its forward operator, where both are in `items`."""
+    """Return the position of the forward operator of each derived gradient operator, if `items` has both."""
     pairs: dict[int, int] = {}
     taken: set[int] = set()
     wanted = {definition.forward.type for _, _, definition in items if definition.forward is not None}
@@ -433,7 +436,7 @@ def _last_matching(
     op: Operator,
     forward: OpDef,
 ) -> int | None:
-    """The position of the last forward operator, that has no gradient operator yet, of a gradient operator."""
+    """Return the position of the last unpaired forward operator that matches a gradient operator, or None."""
     named = [
         having.get((forward.type, slot.name, tuple(names)), [])
         for slot in forward.ins + forward.outs
@@ -449,7 +452,7 @@ def _last_matching(
 
 
 def _matches(op: Operator, grad_op: Operator, forward: OpDef) -> bool:
-    """Whether every slot and attribute that the gradient operator names agrees with the forward operator."""
+    """Return True if the slots and attributes of a gradient operator agree with a forward operator."""
     seen = False
     for name in forward.attrs:
         if name in op.attrs and name in grad_op.attrs and op.attrs[name] != grad_op.attrs[name]:
@@ -464,23 +467,25 @@ def _matches(op: Operator, grad_op: Operator, forward: OpDef) -> bool:
 
 
 def known_part(value: Any) -> Any:
-    """The part of a variable's value that an operator may have to know."""
+    """Return the part of a variable's value that an operator may need while it is traced."""
     if isinstance(value, TensorArray):
         return value.length
     return value.values if isinstance(value, Ragged) else value
 
 
 def needed(name: str, env: Mapping[str, Any]) -> Any:
-    """What must be known, by the name of `static_values.Unknown`: the `known_part` of a variable, or
-    the length of its longest sequence.
+    """Return the value for a name of `static_values.Unknown`.
+
+    The value is the `known_part` of a variable, or the length of its longest sequence.
     """
     value = env[name.removeprefix(LONGEST)]
     return value.last.steps() if name.startswith(LONGEST) else known_part(value)
 
 
 def with_known(value: Any, number: Any, longest: bool = False) -> Any:
-    """The value with its `known_part` known, or the length of its `longest` sequence; unchanged where
-    that has another shape, as in a part of a batch.
+    """Return a value with a known number as its `known_part`, or as the length of the `longest` sequence.
+
+    A value of another shape, as in a part of a batch, is returned unchanged.
     """
     if longest:
         if not isinstance(value, Ragged) or not value.levels:
@@ -496,7 +501,7 @@ def with_known(value: Any, number: Any, longest: bool = False) -> Any:
 def _traced_back(
     here: Path, op: Operator, env: Mapping[str, Any], error: static_values.Unknown
 ) -> static_values.Unknown:
-    """The error with the operator that asked, and the variable that holds the value; the outermost that does."""
+    """Return the error with the outermost operator that asked, and with the variable that holds the value."""
     found = _located(here[-1], op, env, error)
     assert isinstance(found, static_values.Unknown)  # `_located` keeps the class
     found.value, found.path, found.name = error.value, error.path or here, error.name
@@ -517,9 +522,9 @@ def _traced_back(
 
 
 def _located(position: int, op: Operator, env: Mapping[str, Any], error: Exception) -> Exception:
-    """The error with the operator, its shapes, and the user's line that made it.
+    """Return the error with the operator, the shapes, and the user's line that made the operator.
 
-    An inner operator's error stays as it is.
+    An inner operator's error stays unchanged.
     """
     if isinstance(error, errors.JFluidError) and (error.located or isinstance(error, errors.UnsupportedOpError)):
         return error

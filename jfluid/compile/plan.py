@@ -1,4 +1,4 @@
-"""Plans: a block split into XLA segments and the host operators between them."""
+"""Plans: a block cut into XLA segments, and host operators between the segments."""
 
 import zlib
 from collections.abc import Sequence
@@ -25,9 +25,9 @@ class Segment:
     """Operators that run together: one XLA program, or one host operator.
 
     Attributes:
-        reads: its inputs, in order of first use.
-        gives: its outputs that later segments, fetches or the Scope need.
-        collective: whether one of the operators computes with the values of all replicas.
+        reads: inputs of the operators, in order of first use.
+        gives: outputs that later segments, fetches or the Scope need.
+        collective: True if an operator computes with the values of all replicas.
     """
 
     ops: list[tuple[int, Operator, OpDef]]
@@ -39,12 +39,12 @@ class Segment:
 
 @dataclass
 class Plan:
-    """A block split into segments.
+    """Block cut into segments.
 
     Attributes:
-        state: names that are read before they are written and not fed: the Scope must have them.
+        state: names that are read before a write and not fed: the Scope must have them.
         updated: persistable names that the run writes.
-        rng: whether an operator draws random numbers.
+        rng: True if an operator draws random numbers.
     """
 
     block: Block
@@ -64,7 +64,7 @@ class Plan:
 def unsupported(program: Program) -> None:
     """Raise UnsupportedOpError with all operators of the program that are not registered.
 
-    Raises UnsupportedError for those that are registered but cannot run in this release.
+    Raises UnsupportedError for registered operators that cannot run in this release.
     """
     missing: dict[str, str] = {}
     absent: dict[str, str] = {}
@@ -92,7 +92,7 @@ def plan(program: Program, feeds: Sequence[str], fetches: Sequence[str]) -> Plan
     """Split the global block of `program`; see Plan.
 
     Raises UnsupportedOpError for operators that are not registered, UntrustedOperatorError for
-    those that were read and would act, and FetchError for a fetch that nothing computes.
+    operators of a read program that would act, and FetchError for a fetch that nothing computes.
     """
     make_room(nesting.check(program))
     program.refuse_acting()
@@ -112,7 +112,7 @@ def plan(program: Program, feeds: Sequence[str], fetches: Sequence[str]) -> Plan
 
 
 def plan_block(block: Block, needed: Sequence[str]) -> Plan:
-    """Split a block that the host runs repeatedly: its inputs are given, and the `needed` ones of its outputs are kept."""
+    """Split a block that the host runs repeatedly: its inputs are given, and its `needed` outputs are kept."""
     return _cut(block, [], list(needed), in_loop=True)
 
 
@@ -127,7 +127,7 @@ def _cut(block: Block, feeds: list[str], fetches: list[str], in_loop: bool) -> P
 
 
 def joined(block: Block, segments: list[Segment], feeds: list[str], fetches: list[str]) -> Plan:
-    """A plan of segments that have their operators only: what each reads and gives is added."""
+    """Return the plan of segments that have operators only: add the names that each segment reads and gives."""
     for segment in segments:
         segment.collective = any(_is_collective(op, found) for _, op, found in segment.ops)
     written: set[str] = set()
@@ -172,9 +172,9 @@ def joined(block: Block, segments: list[Segment], feeds: list[str], fetches: lis
 
 
 def _left_as_they_are(op: Operator) -> set[str]:
-    """Return the variables that an operator reads and gives back: statistics, where it does not renew them.
+    """Return the statistics that a normalization operator reads and returns unchanged.
 
-    Steps that run side by side on one scope would overwrite them for each other.
+    Steps that run concurrently on one scope would overwrite each other's statistics.
     """
     renews = op.attrs.get("trainable_statistics") or not op.attrs.get("is_test")
     if op.type not in _NORMALISE or (renews and not op.attrs.get("use_global_stats")):
@@ -184,14 +184,14 @@ def _left_as_they_are(op: Operator) -> set[str]:
 
 
 def _kept_outputs(op: Operator, definition: OpDef) -> list[str]:
-    """The persistable outputs whose value of the step before the operator reads."""
+    """Return the persistable outputs that the operator also reads: their values before the step."""
     names = [n for slot in definition.carries for n in op.output(slot)]
     found = [op.block.find_var_recursive(n) for n in names]
     return [v.name for v in found if v is not None and v.persistable and v.type == VarType.LOD_TENSOR]
 
 
 def before(items: Sequence[Item], position: int, names: set[str]) -> list[Item]:
-    """The operators that compute the values of variables, as they are before an operator."""
+    """Return the operators that compute the values of variables before an operator's position."""
     wanted, found = set(names), []
     for item in reversed([i for i in items if i[0] < position]):
         _, op, definition = item
@@ -200,17 +200,17 @@ def before(items: Sequence[Item], position: int, names: set[str]) -> list[Item]:
             continue
         found.append(item)
         if not op.sub_blocks() and not definition.carries:
-            wanted -= written  # it does not matter what they held before
+            wanted -= written  # their earlier values are overwritten
         wanted |= (reads_of(op) | set(op.input_arg_names)) - {EMPTY_NAME}
     return found[::-1]
 
 
 def with_host_loop(plan: Plan, at: int, position: int) -> Plan | None:
-    """The plan with a loop or condition of segment `at` run by the host, between two segments.
+    """Return the plan with a loop or condition of segment `at` run by the host, between two segments.
 
-    The first has only what the loop needs, so that other loops stay together with their gradients.
-    None for any other operator, for a loop that gradients are taken through, and where operators
-    overwrite each other's values so that their order cannot change.
+    The first segment has only the operators that the loop needs, so that other loops stay together with their gradients.
+    Returns None for any other operator, for a loop that gradients are taken through, and if the order of operators that
+    overwrite the same value would change.
     """
     ops = plan.segments[at].ops
     item = next(item for item in ops if item[0] == position)
@@ -229,7 +229,7 @@ def with_host_loop(plan: Plan, at: int, position: int) -> Plan | None:
 
 
 def _may_follow(items: list[Item], others: list[Item]) -> bool:
-    """Whether operators may run after others before which they stand."""
+    """Return True if operators may be moved behind other operators that come later."""
     return not any(
         writes_of(op) & (reads_of(other) | writes_of(other)) or reads_of(op) & writes_of(other)
         for position, op, _ in items
@@ -239,16 +239,18 @@ def _may_follow(items: list[Item], others: list[Item]) -> bool:
 
 
 def _is_collective(op: Operator, definition: OpDef) -> bool:
-    """Whether the operator, or one in its blocks, computes with the values of all replicas."""
+    """Return True if the operator, or an operator in its blocks, computes with the values of all replicas."""
     return definition.collective or any(
         _is_collective(inner, registry.get(inner.type)) for b in op.sub_blocks() for inner in b.ops
     )
 
 
 def _runs_on_host(op: Operator) -> bool:
-    """Whether the host runs the operator's block: it contains host operators, or writes an array
-    that is concatenated and whose length is known only when it runs (and that needs no
-    gradient)."""
+    """Return True if the host runs the operator's block.
+
+    The block then contains host operators. Or it writes an array that is concatenated, needs no gradient, and has a length
+    that is known at run time only.
+    """
     others = op.block.ops if op.type == "while" else ()
     joined = {n for o in others if o.type == "tensor_array_to_tensor" for n in o.input_arg_names}
     if joined & set(op.output("Out")) and not any(o.type == "while_grad" for o in others):
@@ -259,14 +261,16 @@ def _runs_on_host(op: Operator) -> bool:
 
 
 def _handles_array(op: Operator) -> bool:
-    """Whether the operator reads or writes arrays, which grow from one iteration of a host's loop to the next."""
+    """Return True if the operator reads or writes arrays, which grow with the iterations of a loop on the host."""
     found = [op.block.find_var_recursive(n) for n in op.input_arg_names + op.output_arg_names]
     return any(v is not None and v.type == VarType.LOD_TENSOR_ARRAY for v in found)
 
 
 def _structure_reads(op: Operator, written: set[str]) -> list[str]:
-    """The inputs of an operator with blocks that have a value: arrays may be empty at first, and
-    some names are only written."""
+    """Return the inputs with values of an operator with blocks.
+
+    Arrays may be empty at first, and some names are only written.
+    """
     read = set[str]().union(*(outer_names(b)[0] for b in op.sub_blocks())) | kept(op)
     found = []
     for name in sorted(reads_of(op)):
@@ -286,13 +290,13 @@ def _check_fetches(block: Block, fetches: Sequence[str], written: set[str], feed
 
 
 def op_uid(op: Operator) -> int:
-    """A number that identifies the operator's random stream: it stays when operators are added, removed or moved."""
+    """Return the number of an operator's random stream, which stays when operators are added, removed or moved."""
     first = next((n for names in op.outputs.values() for n in names if n != EMPTY_NAME), op.type)
     return zlib.crc32(first.split("@RECOMPUTE")[0].encode())
 
 
 def twin_uid(op: Operator, forward: OpDef) -> int:
-    """As `op_uid` of the forward operator that gradient operator `op` belongs to."""
+    """Return the `op_uid` of the forward operator of a gradient operator."""
     for slot in forward.outs:
         names = op.inputs.get(slot.name) or [n.removesuffix("@GRAD") for n in op.inputs.get(slot.name + "@GRAD", ())]
         if names:

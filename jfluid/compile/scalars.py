@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 
 from jfluid.compile.plan import Item
-from jfluid.compile.update_order import RATE
+from jfluid.compile.update_dependencies import RATE
 
 FEWEST = 4
 # Parts of one array: of updates of 255 XLA makes three kernels, of updates of 256 it makes 256.
@@ -15,11 +15,11 @@ MOST = 200
 
 
 def read_together(env: dict[str, Any], names: Iterable[str]) -> None:
-    """Replace those of the named values that have one element by parts of few arrays, for each dtype.
+    """Replace named values of one element by slices of a few arrays, for each dtype.
 
-    On a GPU an update of one element is a kernel of its own, and each value that others read
-    while it is overwritten is copied before: two to four kernels for each parameter. XLA makes
-    one of all updates that read parts of the same array, which is a copy already.
+    On a GPU an update of one element is a kernel. XLA also copies each value that is read while it is overwritten: two to
+    four kernels for each parameter. XLA makes one kernel of all updates that read slices of the same array, which is a copy
+    already.
     """
     by_dtype: dict[Any, list[str]] = {}
     for name in names:
@@ -48,8 +48,9 @@ def shared_rates(items: Iterable[Item]) -> set[str]:
 
 
 def part(value: Any) -> Any:
-    """Return an array of one element as a part of a longer one: XLA makes one kernel of updates of one
-    shape that read the same array, but does not count one of one element.
+    """Return an array of one element as a slice of a longer array.
+
+    XLA makes one kernel of updates of one shape that read the same array, but does not count an array of one element.
     """
     if not isinstance(value, jax.Array) or value.shape != (1,):
         return value

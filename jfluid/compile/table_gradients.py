@@ -1,8 +1,7 @@
-"""Gradients of tables that nothing but an update by gradient descent reads: rows take their place, so that a
-step needs no second table.
+"""Sparse gradients of tables: rows replace a dense gradient that only an SGD update reads.
 
-Each row of such a gradient is the sum of its occurrences, in their order, and all other rows are zero, which
-leaves the table as it is: the numbers are those of the whole gradient.
+A step then needs no second table. Each row of a dense gradient is the sum of its occurrences, in order. All other rows
+are zero and leave the table unchanged: the numbers are those of the dense gradient.
 """
 
 from collections.abc import Container, Iterable, Set
@@ -16,9 +15,9 @@ from jfluid.ir.operator import Operator
 from jfluid.ops.ragged import rows_of
 
 _GRADIENTS = ("lookup_table_grad", "lookup_table_v2_grad")
-_UPDATE = "sgd"  # of the others each moves all rows, by what they keep of earlier gradients
-# From so many numbers of a table on, and where they are so many times the numbers of the looked up rows and
-# so many times the ids, a whole gradient costs more than sorting rows.
+_UPDATE = "sgd"  # every other optimizer changes all rows, by its state
+# A dense gradient costs more than sorted rows from LEAST elements of a table on, if these are at least _ROWS times the
+# elements of the looked-up rows and _IDS times the ids.
 LEAST, _ROWS, _IDS = 1 << 22, 4, 128
 
 

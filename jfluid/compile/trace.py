@@ -1,4 +1,4 @@
-"""Operators as a pure function of values: the only place that lowers them for XLA."""
+"""Tracing of operators as a pure function of values: the only place that lowers operators for XLA."""
 
 import contextlib
 from collections.abc import Callable, Container, Iterable, Mapping, Sequence
@@ -10,14 +10,15 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jfluid.compile import image_layout, scalars, table_gradients, update_order
+from jfluid.compile import scalars, table_gradients, update_dependencies
 from jfluid.compile.control import NOT_COUNTING, Counting
 from jfluid.compile.dynamic_shapes.dims import NoRule, first_line
+from jfluid.compile.embedding_kernels import EmbeddingKernels
 from jfluid.compile.lower import NOTHING, Known, Lowering, Path, Reached, needed
-from jfluid.compile.own_loops import OwnLoops
-from jfluid.compile.own_rows import OwnRows
 from jfluid.compile.plan import Item
-from jfluid.compile.traced_value import Order, inverse
+from jfluid.compile.rewrites import jaxpr_rewrites
+from jfluid.compile.rewrites.traced_value import Order, inverse
+from jfluid.compile.rnn_kernels import RnnKernels
 from jfluid.host import collector
 from jfluid.ops import sequence_loops, table_rows
 from jfluid.ops.collective import AXIS
@@ -28,7 +29,7 @@ Watched = tuple[Any, str, Any]
 
 
 def random_key(data: Any) -> Any:
-    """The JAX key of a step's uint32 [2]; None for a step that draws nothing."""
+    """Return the JAX key of a step's uint32 [2], or None for a step that draws nothing."""
     return None if data is None else jax.random.wrap_key_data(data, impl="threefry2x32")
 
 
@@ -47,21 +48,19 @@ def lower(
     """Trace operators over values by name, and return the values with the operators' outputs.
 
     Args:
-        key: a JAX key, if one of the operators draws.
+        key: a JAX key, if an operator draws.
         watch: collects every floating output (see FLAGS_check_nan_inf).
-        known: numbers that shapes follow from, by the path of the operator that needs them and by
+        known: numbers that shapes follow from, by the path of the operator that needs the number and by
             name.
-        keys: JAX keys of operators that have one of their own, by place in `items`.
-        on_gpus: whether the program is for GPUs, where one kernel makes all updates of parameters of
-            one shape, or for CPUs, where convolutions want images with channels last; None for one
-            that is traced as it stands.
+        keys: JAX keys of operators with a key of their own, by place in `items`.
+        on_gpus: True for GPUs, where one kernel makes all updates of parameters of one shape. False for CPUs, where
+            rewrites apply. None to trace the operators as they stand.
         reversible: make loops so that gradients can be taken through all of it.
-        held: which values have their dimensions in another order, those that are given and those
-            that operators make.
-        wanted: names of the values that are read afterwards; None for all. Others are computed only where
+        held: layouts of inputs and outputs that are not in the program's layout.
+        wanted: names of the values that are read afterwards; None for all. Further values are computed only if
             an operator needs them.
 
-    Raises OpError, with the operator's place in the user's script, for one that fails.
+    Raises OpError, with the operator's place in the user's script, for an operator that fails.
     """
     lowering = Lowering(items, key, watch, known)
     lowering.drawn.update(keys)
@@ -69,12 +68,12 @@ def lower(
     if wanted is not None and watch is None:
         lowering.of_rows = table_gradients.only_updated(items, wanted)
     if on_gpus:
-        lowering.awaited = update_order.awaited(items, of_filters=True)
+        lowering.awaited = update_dependencies.awaited(items, of_filters=True)
         lowering.shared_rates = scalars.shared_rates(items)
     on_cpu = on_gpus is False
     if on_cpu:
-        lowering.awaited = update_order.awaited(items)
-    # What is watched belongs to the trace that it was found in.
+        lowering.awaited = update_dependencies.awaited(items)
+    # Watched values belong to the trace of the operators.
     return laid_out(lowering.run, items, env, on_cpu and watch is None, held, wanted)
 
 
@@ -84,14 +83,14 @@ def recorded(
     key: Any = None,
     keys: Mapping[int, Any] = MappingProxyType({}),
 ) -> dict[str, Any]:
-    """Trace operators over values by name as they stand, for a trace that is evaluated at other sizes.
+    """Trace operators over values by name without rewrites, for a trace that is evaluated at other sizes.
 
     The name stack of each operation ends with the operator's type, "@" and its position. Operations are XLA's alone:
     those of CPU kernels have numbers in them that follow from sizes. Arguments are those of `lower`.
     """
     lowering = Lowering(items, key)
     lowering.drawn.update(keys)
-    lowering.awaited = update_order.awaited(items)
+    lowering.awaited = update_dependencies.awaited(items)
     lowering.scope = lambda position, op: f"{op.type}@{position}"
     with sequence_loops.using(sequence_loops.XlaLoops()), table_rows.using(table_rows.XlaRows()):
         return lowering.run(env)
@@ -105,9 +104,9 @@ def dense(name: str, value: Any) -> Any:
 
 
 def jaxpr_of(function: Callable[..., Any], *arguments: Any, replicas: int | None = None) -> Any:
-    """Return the jaxpr of a function of operators; of one that runs in each of `replicas`, if there are any.
+    """Return the jaxpr of a function of operators, which runs in each of `replicas` unless that is None.
 
-    Raises NoRule if they cannot be traced.
+    Raises NoRule if the operators cannot be traced.
     """
     axes = None if replicas is None else [(AXIS, replicas)]
     try:
@@ -126,11 +125,11 @@ def part(
     known: Known,
     awaited: Mapping[int, list[str]],
 ) -> None:
-    """Trace operators that are part of what `laid_out` traces; adds their outputs to `env`.
+    """Trace a part of the operators that `laid_out` traces; add their outputs to `env`.
 
     Args:
-        awaited: what an update, by its place in `items`, waits for; see `update_order.awaited`.
-            Others are those of `lower`.
+        awaited: the gradients that an update waits for, by its place in `items`; see `update_dependencies.awaited`.
+            Other arguments are those of `lower`.
     """
     lowering = Lowering(items, key, watch, known)
     lowering.awaited = awaited
@@ -148,21 +147,19 @@ def laid_out(
     """Trace `compute`, which runs operators on values by name and returns all with their outputs.
 
     Args:
-        on_cpu: have images of convolutions channels last inside it, and gradients of weights and loops over
-            time in the form that is fastest there.
-        held: which values have their dimensions in another order, those that are given and those
-            that operators make.
+        on_cpu: apply the rewrites for CPUs, and use kernels for rows of tables and loops over time.
+        held: layouts of inputs and outputs that are not in the program's layout.
         wanted: as of `lower`.
     """
     rewritten = any(d.convolves or d.forward is not None for _, _, d in items)
     with contextlib.ExitStack() as own:
         own.enter_context(collector.paused())  # nearly all objects that tracing makes live until its end
         if on_cpu:
-            own.enter_context(sequence_loops.using(OwnLoops()))
-            own.enter_context(table_rows.using(OwnRows()))
+            own.enter_context(sequence_loops.using(RnnKernels()))
+            own.enter_context(table_rows.using(EmbeddingKernels()))
         if on_cpu and rewritten:
             images = {n: (env[n], order) for n, order in held.items() if n in env}
-            env.update(image_layout.channels_last(lambda given: compute(env | given), images, held, wanted))
+            env.update(jaxpr_rewrites.evaluate(lambda given: compute(env | given), images, held, wanted))
             return env
         turned = [n for n in held if n in env]
         env.update((n, jax.lax.transpose(env[n], inverse(held[n]))) for n in turned)
@@ -173,14 +170,14 @@ def laid_out(
 
 @dataclass(frozen=True)
 class First:
-    """Operators of a segment that run before it.
+    """Operators of a segment that run before the segment.
 
     Attributes:
-        name: the variable whose value they compute.
-        until: the path of the operator in a block before which the variable has that value; empty
-            for one that has it after them.
-        counting: the loop whose iterations they count; its counter is `name` then.
-        refusals: what they refuse, by the identity of an operator; `name` is the table then.
+        name: the variable that the operators compute.
+        until: the path of the operator in a block at which the variable has the wanted value; empty
+            for the value after all operators.
+        counting: the loop to count the iterations of; `name` is then the loop's counter.
+        refusals: the rules to check, by the identity of an operator; `name` is then the table.
     """
 
     items: list[Item]

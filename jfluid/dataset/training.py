@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from jfluid import errors
-from jfluid.compile.fetches import names_of
+from jfluid.compile.runtime.fetches import names_of
 from jfluid.dataset.datasets import DatasetBase
 from jfluid.engine import Engine, Owned, Runner
 from jfluid.fetch_handler import FetchHandler, Watch

@@ -14,7 +14,7 @@ from weakref import ref
 
 import numpy as np
 
-from jfluid.compile.lru_cache import LruCache
+from jfluid.compile.runtime.lru_cache import LruCache
 from jfluid.dygraph.points import Point
 from jfluid.dygraph.step import Made, Step, seeds_of
 from jfluid.dygraph.values import Value

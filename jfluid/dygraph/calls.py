@@ -10,7 +10,7 @@ import numpy as np
 
 from jfluid import errors
 from jfluid.compile import trace
-from jfluid.compile.lru_cache import LruCache
+from jfluid.compile.runtime.lru_cache import LruCache
 from jfluid.dygraph import released, shape_formulas
 from jfluid.dygraph.values import Aval, aval_of
 from jfluid.ir import schema

@@ -20,7 +20,7 @@ import jax
 import numpy as np
 
 from jfluid import errors, processes
-from jfluid.compile.collective_jit import CollectiveJit
+from jfluid.compile.runtime.collective_jit import CollectiveJit
 from jfluid.dygraph.base import enabled, real_variable
 from jfluid.dygraph.job import Env, ParallelEnv, ParallelStrategy, joined_as
 from jfluid.dygraph.layers import Layer

@@ -22,12 +22,12 @@ import jax
 
 from jfluid import errors, flags
 from jfluid.caches import kept_files
-from jfluid.compile import memory
-from jfluid.compile.executables import Executables, most_bytes
-from jfluid.compile.kept_executables import entry_of_items
-from jfluid.compile.lru_cache import LruCache
 from jfluid.compile.numpy_steps.beside import device_of_interpreter
-from jfluid.compile.options import options
+from jfluid.compile.runtime import memory
+from jfluid.compile.runtime.executable_cache import entry_of_items
+from jfluid.compile.runtime.executables import Executables, most_bytes
+from jfluid.compile.runtime.lru_cache import LruCache
+from jfluid.compile.runtime.options import options
 from jfluid.dygraph import calls, donation, released
 from jfluid.dygraph.ahead import Ahead
 from jfluid.dygraph.calls import Call

@@ -14,7 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array, lax
 
-from jfluid.compile.lru_cache import LruCache
+from jfluid.compile.runtime.lru_cache import LruCache
 from jfluid.dygraph.calls import Call, frozen
 from jfluid.dygraph.points import Point
 from jfluid.dygraph.rolling import CallNode, LoopNode, Name, Op, Outline, Row, Stretch

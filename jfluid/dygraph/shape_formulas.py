@@ -25,7 +25,7 @@ from jfluid.compile.dynamic_shapes.feed_symbols import (
     symbols_in,
     symbols_of,
 )
-from jfluid.compile.lru_cache import LruCache
+from jfluid.compile.runtime.lru_cache import LruCache
 from jfluid.dygraph.values import Aval, aval_of
 
 _EXACT_FIRST = 2  # shapes that are inferred by tracing before there are formulas

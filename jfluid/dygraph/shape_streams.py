@@ -16,12 +16,12 @@ import numpy as np
 from jfluid import flags
 from jfluid.compile import trace
 from jfluid.compile.dynamic_shapes.stream import ShapeStream
-from jfluid.compile.executables import Executables
-from jfluid.compile.kept_executables import Beside, entry_of_items
-from jfluid.compile.lru_cache import LruCache
 from jfluid.compile.numpy_steps.beside import device_of_interpreter
-from jfluid.compile.options import options
 from jfluid.compile.plan import Item
+from jfluid.compile.runtime.executable_cache import Beside, entry_of_items
+from jfluid.compile.runtime.executables import Executables
+from jfluid.compile.runtime.lru_cache import LruCache
+from jfluid.compile.runtime.options import options
 from jfluid.dygraph import released
 from jfluid.dygraph.calls import Call
 from jfluid.dygraph.points import Point

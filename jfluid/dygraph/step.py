@@ -8,12 +8,14 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from jfluid.compile import filter_orders, finished_products, kept_executables, memory, trace
-from jfluid.compile.executables import Executables
+from jfluid.compile import trace
 from jfluid.compile.numpy_steps.beside import device_of_interpreter
-from jfluid.compile.options import options
 from jfluid.compile.plan import Item
-from jfluid.compile.traced_value import Order
+from jfluid.compile.rewrites import matmul_epilogues
+from jfluid.compile.rewrites.traced_value import Order
+from jfluid.compile.runtime import executable_cache, filter_layouts, memory
+from jfluid.compile.runtime.executables import Executables
+from jfluid.compile.runtime.options import options
 from jfluid.dygraph import donation, messages
 from jfluid.dygraph.calls import Call
 from jfluid.dygraph.values import Aval, in_order
@@ -64,7 +66,7 @@ class Made(NamedTuple):
 
 
 class _Noted:
-    """What tracing a step finds out beside its executable (see `kept_executables.Beside`)."""
+    """What tracing a step finds out beside its executable (see `executable_cache.Beside`)."""
 
     def __init__(self, step: "weakref.ref[Step]"):
         self._step = step
@@ -146,7 +148,7 @@ class Step:
 
         self._function = Executables(fresh, self._entry(), device_of_interpreter(device))
 
-    def _entry(self) -> kept_executables.Entry | None:
+    def _entry(self) -> executable_cache.Entry | None:
         """Return where the step's executable is kept on disk; None where it is not."""
         identity = (
             "step",
@@ -155,7 +157,7 @@ class Step:
             sorted(self._held.items()),
             self._sender,
         )
-        return kept_executables.entry_of_items(
+        return executable_cache.entry_of_items(
             self._items, identity, self._device, options(self._device), _Noted(weakref.ref(self))
         )
 
@@ -177,7 +179,7 @@ class Step:
         if self._sender is not None:
             items = messages.sending(items, self._sender, to)
         wanted = [f"v{i}" for i in self._live]
-        with finished_products.overwriting(not self.overwrites_nothing):
+        with matmul_epilogues.overwriting(not self.overwrites_nothing):
             found = trace.lower(items, env, keys=keys, on_gpus=on_gpus, held=self._held, wanted=wanted)
         self.is_large = self.is_large or memory.is_large(found.values())
         return [found[f"v{self._live[i]}"] for i in self._order]
@@ -216,12 +218,12 @@ def hold_filters(records: Sequence[Record], arrays: list[Any], kinds: list[Kind]
     trained = {name for op in ops for name in op.inputs.get("Param", ())}
     convolutions = [op for op in ops if not trained.isdisjoint(op.inputs.get("Filter", ()))]
     updates = [op for op in ops if "Param" in op.inputs]
-    orders = filter_orders.wanted(convolutions + updates, shapes.get, device)
+    orders = filter_layouts.wanted(convolutions + updates, shapes.get, device)
     changed = False
     for i, (aval, held) in enumerate(kinds):
         order = orders.get(f"l{i}", held)
         if order != held and order is not None and isinstance(arrays[i], jax.Array):
-            arrays[i] = filter_orders.turned(in_order(arrays[i], held), order)
+            arrays[i] = filter_layouts.turned(in_order(arrays[i], held), order)
             kinds[i], changed = (aval, order), True
     return changed
 

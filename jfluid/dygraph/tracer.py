@@ -9,8 +9,8 @@ from weakref import ref
 import jax
 import numpy as np
 
-from jfluid.compile.host import Host
 from jfluid.compile.plan import Segment
+from jfluid.compile.runtime.host import Host
 from jfluid.dygraph import tape, walks
 from jfluid.dygraph.calls import Call, call_of, frozen
 from jfluid.dygraph.pending import array_of, pending_on

@@ -7,8 +7,8 @@ from typing import Any
 import jax
 import numpy as np
 
-from jfluid.compile import filter_orders
-from jfluid.compile.traced_value import Order, inverse
+from jfluid.compile.rewrites.traced_value import Order, inverse
+from jfluid.compile.runtime import filter_layouts
 from jfluid.ir.types import VarType
 
 
@@ -106,7 +106,7 @@ class Value:
 
 def in_order(array: Any, order: Order | None) -> Any:
     """Return an array whose dimensions are held in an order with them in the variable's."""
-    return array if order is None else filter_orders.turned(array, inverse(order))
+    return array if order is None else filter_layouts.turned(array, inverse(order))
 
 
 def constant(array: Any, known: bool = False) -> Value:

@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 
 from jfluid import errors
-from jfluid.compile import device_feeds
-from jfluid.compile.device_feeds import FeedPlacer
+from jfluid.compile.runtime import device_feeds
+from jfluid.compile.runtime.device_feeds import FeedPlacer
 from jfluid.feeding.batch_source import BatchSource
 from jfluid.feeding.data_feeder import Feed, Slot
 from jfluid.feeding.indexed import BatchSampler, Dataset, batches_in_order, default_collate_fn

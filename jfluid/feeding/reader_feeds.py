@@ -6,7 +6,7 @@ from typing import Any
 import jax
 
 from jfluid import errors
-from jfluid.compile.lru_cache import LruCache
+from jfluid.compile.runtime.lru_cache import LruCache
 from jfluid.feeding.reader_ops import ReaderSession, ReaderVariable
 from jfluid.ir.program import Program
 

@@ -7,7 +7,7 @@ from typing import Any
 import jax
 
 from jfluid import errors
-from jfluid.compile.device_feeds import FeedPlacer
+from jfluid.compile.runtime.device_feeds import FeedPlacer
 from jfluid.feeding.batch_source import BatchSource
 from jfluid.feeding.data_feeder import Feed
 from jfluid.feeding.prefetch import ClosableQueue, Prefetch

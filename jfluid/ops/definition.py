@@ -126,7 +126,7 @@ class Options:
         fused: type of an operator that does the work of several operators of this type, each of which
             overwrites its input.
         convolves: True if the operator computes with windows of images: a step on CPUs then holds images
-            with channels last (see `jfluid.compile.image_layout`).
+            with channels last (see `jfluid.compile.rewrites.image_layout`).
         entire: True if the operator is an update whose result depends on the whole tensor (a norm of
             it), so that parts of the tensor cannot be updated separately.
         examples: input slots whose first dimension numbers independent examples; all examples share

@@ -13,7 +13,7 @@ from jfluid.ops import collective, row_rules, unrolled, windows
 from jfluid.ops.ragged_dispatch import RowMask
 from jfluid.ops.registry import Int, op
 
-# The names of functions in what is traced: `compile/image_layout.py` finds them there.
+# The names of functions in what is traced: `compile/rewrites/channel_sums.py` finds them there.
 CHANNEL_MOMENTS, CHANNEL_PRODUCTS = "channel_moments", "channel_products"
 
 

@@ -1,7 +1,7 @@
 """Value checks of operators: offsets, lengths and labels that do not match rows.
 
 Values are not known while a program is traced. A compiled step evaluates its checks first and raises before
-the step itself runs (`jfluid.compile.refused`). For any values, the offsets that operators compute match
+the step itself runs (`jfluid.compile.runtime.refused`). For any values, the offsets that operators compute match
 their rows (`ragged.fitted`).
 """
 

@@ -22,7 +22,7 @@ PLACEHOLDERS = (2520, 5040)
 class Unknown(errors.OpError):
     """Error: a number that XLA needs at compile time depends on data.
 
-    A step evaluates the number first and is compiled for it (`jfluid.compile.specialize`); where
+    A step evaluates the number first and is compiled for it (`jfluid.compile.runtime.specialize`); where
     nothing can, this is the error that users see.
 
     Attributes:

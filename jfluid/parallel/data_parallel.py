@@ -8,12 +8,12 @@ import numpy as np
 from jax.sharding import Mesh
 
 from jfluid import errors, flags, processes
-from jfluid.compile import feeds
-from jfluid.compile.executables import most_bytes
-from jfluid.compile.lru_cache import LruCache
-from jfluid.compile.placement import Placement
 from jfluid.compile.plan import Plan
-from jfluid.compile.step import Step
+from jfluid.compile.runtime import feeds
+from jfluid.compile.runtime.executables import most_bytes
+from jfluid.compile.runtime.lru_cache import LruCache
+from jfluid.compile.runtime.placement import Placement
+from jfluid.compile.runtime.step import Step
 from jfluid.debugger import draw_block_graphviz
 from jfluid.feeding.reader_feeds import ReaderFeeds
 from jfluid.ir.operator import OpRole
@@ -25,21 +25,20 @@ from jfluid.parallel.devices import devices_of
 from jfluid.parallel.joined_replicas import JoinedReplicas
 from jfluid.parallel.replicas import Replicas
 from jfluid.parallel.sharding import ReplicaSharding, dimension_of
-from jfluid.parallel.shared_replicas import SharedReplicas
 from jfluid.places import CPUPlace
 
 _MAX_STEPS = 32
 
 
 class DataParallel:
-    """A program on the devices of places.
+    """Program on the devices of places.
 
     Args:
         program: the program of one replica.
         build: a BuildStrategy.
         execution: an ExecutionStrategy.
         places: the devices; see `devices_of`.
-        sums: gradients to be all-reduced beside those that updates read.
+        sums: gradients to be all-reduced besides the gradients that updates read.
     """
 
     def __init__(
@@ -67,7 +66,7 @@ class DataParallel:
 
                 endpoints = (
                     self.build.trainers_endpoints
-                    or self.program._trainers_endpoints  # what transpile was given
+                    or self.program._trainers_endpoints  # the argument of transpile
                     or processes.endpoints()
                     or RoleVariables.from_env().trainer_endpoints
                 )
@@ -86,12 +85,12 @@ class DataParallel:
 
     @property
     def repeats(self) -> int:
-        """How many times `Executor.run` runs the program."""
+        """Number of times that `Executor.run` runs the program."""
         return int(self.execution.num_iteration_per_run)
 
     @property
     def alone(self) -> bool:
-        """Whether there is one replica, and it does what the program itself does on one device."""
+        """True if there is one replica, and it runs the program unchanged on one device."""
         build = self.build
         return (
             len(self.devices) == 1
@@ -101,19 +100,23 @@ class DataParallel:
         )
 
     def other(self, program: Program, sums: Sequence[str] = ()) -> "DataParallel":
-        """Return another program on these devices, with the same settings; `sums` are its gradients to be all-reduced."""
+        """Return a further program on the same devices, with the same settings.
+
+        Args:
+            sums: gradients of the program to be all-reduced.
+        """
         found = self._others.get_or_make(
             (program.fingerprint, *sums),
             lambda: DataParallel(program, self.build, self.execution, self.places, sums),
         )
         found._own, found.devices, found.replicas = self._own, self.devices, self.replicas
-        found.program = program  # which may be an equal one with another seed
+        found.program = program  # an equal program may have a different seed
         return found
 
     def for_feed(self, feed: Any) -> "DataParallel":
-        """Return this; or, for a feed of fewer batches or rows than there are replicas, the first
-        replicas alone, if the program only infers: then none waits for another. A test's last
-        batches may be such a feed.
+        """Return this object, or the first replicas alone for a feed of fewer batches or rows than replicas.
+
+        Only a program that infers runs on fewer replicas: no replica waits. The last batches of a test may be such feeds.
         """
         if isinstance(feed, (list, tuple)):
             count = len(feed)
@@ -132,8 +135,9 @@ class DataParallel:
         return found
 
     def read(self, reader_feeds: ReaderFeeds, program: Program, feed: Any) -> tuple[Program, Any]:
-        """Return the program without reader operators, and the feed; each replica takes the next
-        batch of the program's reader.
+        """Return the program without reader operators, and the feed.
+
+        Each replica takes the next batch of the program's reader.
         """
         if not reader_feeds.reads(program):
             return program, feed
@@ -147,8 +151,8 @@ class DataParallel:
         if isinstance(feed, (list, tuple)):
             if len(feed) != self.replicas:
                 raise errors.FeedError(
-                    f"feed: a list of {len(feed)} feeds for {self.replicas} replicas: give one for each, "
-                    "or a single dict, which is divided among them"
+                    f"feed: a list of {len(feed)} feeds for {self.replicas} replicas: give a feed for each replica, "
+                    "or a single dict, which the replicas divide"
                 )
             parts = [_on_host(feeds.checked(program, f)) for f in feed]
             if any(list(p) != list(parts[0]) for p in parts):
@@ -176,10 +180,8 @@ class DataParallel:
                 draw_block_graphviz(program.global_block(), path=self.build.debug_graphviz_path)
         return self._rewritten[1]
 
-    def placement(self, planned: Plan, check_finite: bool) -> Placement:
-        """Return the placement of a plan of the rewritten program; its plan may be divided further,
-        if not the whole step is to be refused for one value that is not finite.
-        """
+    def placement(self, planned: Plan) -> Placement:
+        """Return the placement of a plan of the rewritten program."""
         repeats = self.build._passes.num_repeats
         if self.build.reduce_strategy == self.build.ReduceStrategy.Reduce and len(self.devices) > 1:
             _refuse_own_sums(planned)
@@ -189,11 +191,6 @@ class DataParallel:
             joined = JoinedReplicas.of(planned, first, count, self._sums)
             if joined is not None:
                 return joined
-        reduces = self.build.reduce_strategy == self.build.ReduceStrategy.Reduce
-        if self._in_one_memory and len(self.devices) > 1 and reduces and not check_finite:
-            shared = SharedReplicas.of(planned, self.devices, repeats, self._sums)
-            if shared is not None:
-                return shared
         sharding = ReplicaSharding(
             Mesh(np.array(self.devices), (AXIS,)),
             self._shares(planned),
@@ -203,11 +200,11 @@ class DataParallel:
 
     @property
     def _in_one_memory(self) -> bool:
-        """Whether replicas are CPU devices of this process."""
+        """True if replicas are CPU devices of this process."""
         return len(self.devices) == len(self._own) and self._own[0].platform == "cpu"
 
     def _shares(self, planned: Plan) -> dict[str, int]:
-        """With Reduce: gradients, and the optimizer's state of their shape, with the dimension that is divided."""
+        """Return the divided dimension of gradients, and of optimizer state of the same shape, for Reduce."""
         if self.build.reduce_strategy != self.build.ReduceStrategy.Reduce or len(self.devices) == 1:
             return {}
         items = [item for segment in planned.segments for item in segment.ops]
@@ -247,7 +244,7 @@ def _trains(program: Program) -> bool:
 
 
 def _on_host(feeds: Mapping[str, Any]) -> dict[str, Any]:
-    """Feeds as arrays, and LoDTensors where they have a lod."""
+    """Return feeds as arrays; feeds with a lod stay LoDTensors."""
     return {n: v if not isinstance(v, LoDTensor) or v._lod else v.value for n, v in feeds.items()}
 
 
@@ -261,11 +258,10 @@ def _state_of(items: list[Any], param: str, shape: tuple[int, ...], planned: Pla
 
 
 def rewritten(program: Program, build: Any, shares: int) -> tuple[Program, list[str]]:
-    """Return the program that each replica runs on one of the `shares` of a batch, and the
-    gradients that are to be fed.
+    """Return the program of a replica, and the gradients that are to be fed.
 
-    Gradients begin with the replica's share of the loss, or with fed ones; batch norm spans
-    replicas if the settings say so.
+    The replica runs on one of `shares` parts of a batch. Gradients begin with the replica's share of the loss, or with fed
+    gradients; batch norm spans replicas if the settings say so.
     """
     program = program.clone()
     block = program.global_block()

@@ -12,7 +12,7 @@ from jfluid.places import CPUPlace, CUDAPlace, cpu_number, cpu_places, cuda_plac
 
 
 def devices_of(places: Sequence[Any] | None, on_gpus: bool) -> list[jax.Device]:
-    """Return the devices of places: those given, else all GPUs, else as many CPU devices as CPU_NUM says.
+    """Return the devices of places; the default is all GPUs, or `CPU_NUM` CPU devices.
 
     Raises PlaceError; for too many places on the CPU only in one of several processes.
     """
@@ -31,7 +31,7 @@ def devices_of(places: Sequence[Any] | None, on_gpus: bool) -> list[jax.Device]:
 
 
 def _cpus(number: int) -> list[jax.Device]:
-    """Return so many CPU devices of this process, those that JAX has started with if they suffice."""
+    """Return `number` CPU devices of this process, from the devices that JAX started with if there are enough."""
     prepare_cpus(max(number, cpu_number()))
     there: list[jax.Device] = jax.local_devices(backend="cpu")
     if len(there) < number:
@@ -45,8 +45,9 @@ def _cpus(number: int) -> list[jax.Device]:
 
 
 def _later(number: int) -> list[jax.Device]:
-    """Return at least so many CPU devices beside those that JAX has started with, which are that many for
-    good: of a client of their own, made once (20 ms) and used by every program that asks late.
+    """Return at least `number` CPU devices from a further XLA client.
+
+    JAX cannot add CPU devices after its start. The client is made once (20 ms), and all later programs use it.
     """
     if not _clients or len(_clients[-1].local_devices()) < number:
         _clients.append(xla_client.make_cpu_client(num_devices=number))

@@ -1,6 +1,6 @@
-"""The replicas of one process on the CPU as one XLA program on the first device, by all threads.
+"""Replicas of one process on the CPU as one XLA program on the first device, with all threads.
 
-Parameters and the optimizer's state are there once. What replicas write for themselves, as batch
+Parameters and the optimizer's state exist once. State that replicas write separately, as batch
 norm's running statistics, is stacked beside the first replica's value, which the Scope holds.
 """
 
@@ -12,31 +12,32 @@ from typing import Any
 import jax
 import numpy as np
 
-from jfluid.compile import filter_orders, padding, trace, update_order
-from jfluid.compile.dynamic_shapes.stream import ShapeStream
+from jfluid.compile import trace, update_dependencies
+from jfluid.compile.dynamic_shapes.stream import FeedShares, ShapeStream
 from jfluid.compile.fetched_array import fetched
 from jfluid.compile.lower import LONGEST, NOTHING, Known, needed
-from jfluid.compile.placement import Computed, Env, OneDevice
 from jfluid.compile.plan import Plan
-from jfluid.compile.slots import Batch
+from jfluid.compile.runtime import filter_layouts, padding
+from jfluid.compile.runtime.placement import Computed, Env, OneDevice
+from jfluid.compile.runtime.slots import Batch
 from jfluid.ir.variable import Parameter
 from jfluid.lod_tensor import LoDTensor
 from jfluid.ops.collective import AXIS
 from jfluid.ops.ragged_dispatch import NeedsExactRows
-from jfluid.parallel import joined, phases, replica_feeds
-from jfluid.parallel.joined import Kind, Kinds, NotJoined, apart, total
-from jfluid.parallel.own_values import OWN
+from jfluid.parallel import phases, replica_feeds, vmapped_lowering
+from jfluid.parallel.per_replica_state import PER_REPLICA
 from jfluid.parallel.replica_feeds import Uneven
+from jfluid.parallel.vmapped_lowering import Kind, Kinds, NotJoined, apart, total
 
 
 @functools.partial(jax.tree_util.register_dataclass, data_fields=["first", "stacked"], meta_fields=[])
 @dataclass(frozen=True)
 class _OwnValues:
-    """A value of the Scope that each replica has for itself.
+    """Value of the Scope for each replica.
 
     Attributes:
-        first: the first replica's; None where a step reads it.
-        stacked: those of all replicas.
+        first: the first replica's value; None in a step's arguments.
+        stacked: the values of all replicas.
     """
 
     first: Any
@@ -44,14 +45,13 @@ class _OwnValues:
 
 
 class JoinedReplicas(OneDevice):
-    """Replicas of one process as one program. See `of` for those that can be.
+    """Placement of the replicas of one process as one program. See `of` for its conditions.
 
     Args:
         groups: the phases of each segment.
-        own: the state that each replica has for itself.
+        own: the state with a value for each replica.
     """
 
-    divides = True
     _joins_slots = False  # the batch of a loader is not divided
 
     def __init__(
@@ -74,9 +74,10 @@ class JoinedReplicas(OneDevice):
 
     @classmethod
     def of(cls, plan: Plan, device: jax.Device, replicas: int, sums: Sequence[str]) -> "JoinedReplicas | None":
-        """Return the placement of a plan; None where replicas have to run apart: operators of the
-        host, blocks inside operators, collective operators, gradients that something else than
-        their sum is made of. Raises as `phases.split`.
+        """Return the placement of a plan, or None if replicas need devices of their own.
+
+        Replicas need devices for host operators, blocks inside operators, collective operators, and gradients that are read
+        before they are summed. Raises as `phases.split`.
         """
         groups = phases.split(plan, sums)
         if any(phase.host for group in groups for phase in group):
@@ -84,7 +85,7 @@ class JoinedReplicas(OneDevice):
         every = [phase for group in groups for phase in group]
         ops = [op for p in every if not p.per_replica for _, op, _ in p.items]
         by_updates = {n for op in ops for n in [*op.input_arg_names, *op.output_arg_names]}
-        # what the replicas of another program may have for themselves
+        # values that may differ by replica in a different program
         others = {n for n in plan.state if not isinstance(plan.block.vars.get(n), Parameter)}
         others -= by_updates
         try:
@@ -93,7 +94,7 @@ class JoinedReplicas(OneDevice):
         except NotJoined:
             return None
         placement = cls(plan, device, replicas, groups, own)
-        orders = filter_orders.of(plan, device)
+        orders = filter_layouts.of(plan, device)
         placement.held = {n: order for n, order in orders.items() if n not in own | others}
         return placement
 
@@ -107,12 +108,12 @@ class JoinedReplicas(OneDevice):
         stacked = {n: found for n, v in values.items() if (found := self._of_replicas(n, v)) is not None}
         placed = super().place(values)
         for name, value in stacked.items():
-            OWN.add(placed[name], jax.device_put(value, self.device))
+            PER_REPLICA.add(placed[name], jax.device_put(value, self.device))
         return placed
 
     def _of_replicas(self, name: str, value: Any) -> Any:
-        """What replicas that ran on devices of their own have each, if they differ."""
-        known = OWN.get(value)
+        """Return the values of replicas that ran on devices of their own, stacked, or None if all values are equal."""
+        known = PER_REPLICA.get(value)
         if (
             known is not None
             or not isinstance(value, jax.Array)
@@ -174,6 +175,9 @@ class JoinedReplicas(OneDevice):
         return np.asarray(value)
 
     # ---- batches of every shape ----
+
+    def feed_shares(self) -> FeedShares:
+        return self
 
     def shares(self, name: str, value: Any) -> Sequence[Any] | None:
         return replica_feeds.opened(value)
@@ -239,7 +243,7 @@ class JoinedReplicas(OneDevice):
     # ---- calls ----
 
     def call(self, segment: Any, donated: tuple[Any, ...], kept: tuple[Any, ...], key: Any) -> Any:
-        if self._own or len(OWN):
+        if self._own or len(PER_REPLICA):
             donated = tuple([self._given(n, v) for n, v in zip(segment.donated, donated)])
             kept = tuple([self._given(n, v) for n, v in zip(segment.kept, kept)])
         if not isinstance(segment.call, ShapeStream):
@@ -255,9 +259,9 @@ class JoinedReplicas(OneDevice):
     def _given(self, name: str, value: Any) -> Any:
         if name not in self.plan.state:
             return value
-        stacked = OWN.get(value)
+        stacked = PER_REPLICA.get(value)
         if stacked is None and name in self._own:
-            # on its device, as what a step gives: XLA compiles once for both
+            # on its device, as a step's results: XLA compiles once for both
             stacked = jax.device_put(np.stack([np.asarray(value)] * self._replicas), self.device)
         return value if stacked is None else _OwnValues(None, stacked)
 
@@ -278,11 +282,13 @@ class JoinedReplicas(OneDevice):
         wrapped = trace.random_key(key)
         stacked = self._opened(at, env)
         if first is not None:
-            env.update((n, filter_orders.given(env[n], o)) for n, o in self.held.items() if n in env)
+            env.update((n, filter_layouts.given(env[n], o)) for n, o in self.held.items() if n in env)
             first.start(env)
-            kinds = joined.run(first.items, env, wrapped, None, known, self._replicas, stacked, first.refusals)
+            kinds = vmapped_lowering.run(
+                first.items, env, wrapped, None, known, self._replicas, stacked, first.refusals
+            )
             of = first.name.removeprefix(LONGEST)
-            alike = kinds[of] is Kind.ALIKE
+            alike = kinds[of] is Kind.REPLICATED
             if of != first.name:
                 longest = functools.partial(needed, first.name)
                 env[first.name] = longest(env) if alike else jax.vmap(longest)({of: env[of]})
@@ -303,13 +309,13 @@ class JoinedReplicas(OneDevice):
         return env
 
     def _opened(self, at: int, env: Env) -> set[str]:
-        """Have what replicas own stacked in `env`; returns the names of all that is stacked there."""
+        """Stack the per-replica state in `env`; return the names of all stacked values."""
         own = {n for n, v in env.items() if isinstance(v, _OwnValues)}
         env.update((n, env[n].stacked) for n in own)
         return (own | self._per_replica[at]) & set(env)
 
     def _keep_first(self, env: Env, apart_after: set[str]) -> None:
-        """Have the first replica's state in `env`, and that of all, of which `apart_after` are stacked, for `settled`."""
+        """Put the first replica's state into `env`, and keep the stacked state of `apart_after` for `settled`."""
         self._apart = {n: env[n] for n in apart_after & set(self.plan.state)}
         env.update((n, value[0]) for n, value in self._apart.items())
 
@@ -322,9 +328,9 @@ class JoinedReplicas(OneDevice):
         watch: list[trace.Watched] | None,
         known: Known,
     ) -> set[str]:
-        """Run the phases of a segment; returns the names that are stacked after them."""
+        """Run the phases of a segment; return the names of the stacked values after the segment."""
         every = [item for phase in self._phases[at] for item in phase.items]
-        awaited = update_order.awaited(every)
+        awaited = update_dependencies.awaited(every)
         start = 0
         for phase in self._phases[at]:
             if phase.per_replica:
@@ -344,13 +350,13 @@ class JoinedReplicas(OneDevice):
         watch: list[trace.Watched] | None,
         known: Known,
     ) -> set[str]:
-        """Run a phase; returns the names that are stacked after it."""
-        kinds = joined.run(phase.items, env, key, watch, known, self._replicas, stacked)
+        """Run a phase; return the names of the stacked values after the phase."""
+        kinds = vmapped_lowering.run(phase.items, env, key, watch, known, self._replicas, stacked)
         for name in phase.reduced:
             if name in env:
                 env[name] = total(env[name], kinds[name], self._replicas)
         for name in {*phase.per_replica_outputs, *(self._own & set(env))}:
-            if name in env and kinds[name] is Kind.ALIKE:
+            if name in env and kinds[name] is Kind.REPLICATED:
                 env[name] = apart(env[name], self._replicas)
         written = {n for _, op, _ in phase.items for n in op.output_arg_names} | set(phase.reduced)
         return (stacked - written) | set(phase.per_replica_outputs) | (self._own & set(env))
@@ -359,7 +365,7 @@ class JoinedReplicas(OneDevice):
 def _plain(value: Any) -> Any:
     if not isinstance(value, _OwnValues):
         return value
-    OWN.add(value.first, value.stacked)
+    PER_REPLICA.add(value.first, value.stacked)
     return value.first
 
 
@@ -380,8 +386,8 @@ def _own_state(plan: Plan, every: Sequence[phases.Phase], own: frozenset[str]) -
             for at in range(len(phase.items)):
                 kinds.follow(at)
             outs = [*phase.per_replica_outputs, *phase.shared_outputs]
-            new = {n for n in phase.shared_outputs if kinds[n] is Kind.APART}
-            if any(kinds[n] is Kind.TOTAL for n in outs) or not new <= set(plan.state):
+            new = {n for n in phase.shared_outputs if kinds[n] is Kind.PER_REPLICA}
+            if any(kinds[n] is Kind.SUMMED for n in outs) or not new <= set(plan.state):
                 raise NotJoined("a value that is read later")
             inside = {n for _, op, _ in phase.items for n in op.output_arg_names}
             stacked = (stacked - inside - set(phase.reduced)) | new

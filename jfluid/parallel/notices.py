@@ -1,4 +1,4 @@
-"""What data parallelism tells its user, once a process: what it has chosen, and which settings XLA does not know."""
+"""Log lines and warnings of data parallelism, once a process: chosen defaults, and settings without effect."""
 
 import functools
 import logging
@@ -26,7 +26,7 @@ def threads() -> int:
 
 @functools.cache
 def of_one_replica() -> None:
-    """Log that nobody has said how many replicas there are to be."""
+    """Log that the number of replicas is not set."""
     if threads() > 1:
         _LOG.warning(
             "CPU_NUM is not set: the program runs in one replica, whose steps XLA spreads over all %d "
@@ -48,7 +48,7 @@ def of_settings(execution: Any, platform: str) -> None:
     if "num_iteration_per_drop_scope" in execution._chosen:
         _warn(
             f"ExecutionStrategy.num_iteration_per_drop_scope={execution.num_iteration_per_drop_scope}: "
-            "XLA frees what a step made at the end of each step. For less memory use "
+            "XLA frees a step's memory at the end of each step. For less memory use "
             "BuildStrategy.ReduceStrategy.Reduce or fluid.optimizer.RecomputeOptimizer"
         )
 

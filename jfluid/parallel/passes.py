@@ -1,4 +1,4 @@
-"""Fluid's graph passes. Only one has an effect here: the others do what XLA does by itself."""
+"""Fluid's graph passes. Only multi_batch_merge_pass has an effect: XLA does the work of all further passes."""
 
 from typing import Any
 
@@ -8,7 +8,7 @@ MERGE = "multi_batch_merge_pass"
 
 
 class Pass:
-    """One rewrite of a program, with its settings."""
+    """Rewrite of a program, with settings."""
 
     def __init__(self, name: str):
         self._name, self._settings = name, dict[str, Any]()
@@ -22,7 +22,7 @@ class Pass:
 
         `kind` names the value's type in Fluid.
 
-        Raises ProgramError for another one, or a value that does not fit.
+        Raises ProgramError for any other attribute, or a value that does not fit.
         """
         if name != "num_repeats" or isinstance(value, bool) or not isinstance(value, int) or value < 1:
             raise errors.ProgramError(
@@ -32,7 +32,7 @@ class Pass:
 
 
 class PassBuilder:
-    """The passes of a BuildStrategy."""
+    """Passes of a BuildStrategy."""
 
     def __init__(self) -> None:
         self._passes: list[Pass] = []
@@ -46,11 +46,12 @@ class PassBuilder:
         return self.insert_pass(len(self._passes), name)
 
     def insert_pass(self, position: int, name: str) -> Pass:
-        """Add a pass: multi_batch_merge_pass divides each replica's batch into `num_repeats` parts,
-        runs forward and backward for one after the other, and updates once by the mean of their
-        gradients.
+        """Add multi_batch_merge_pass at a position.
 
-        Raises UnsupportedError for another one.
+        The pass divides each replica's batch into `num_repeats` parts, runs forward and backward for each part in turn, and
+        updates once by the mean of the gradients.
+
+        Raises UnsupportedError for any other pass.
         """
         if name != MERGE:
             raise errors.UnsupportedError(

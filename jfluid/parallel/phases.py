@@ -1,13 +1,11 @@
-"""Phases of a data-parallel step: the computation of each replica on its share of the batch, and
-that done once for all.
+"""Phases of a data-parallel step: computations of each replica on its share of the batch, and common updates.
 
 Replicas compute forward and backward. Then gradients are all-reduced, and updates (operators of the
 role Optimize) are traced once, over whole arrays, which XLA's partitioner distributes over the
 devices according to their shardings.
 """
 
-import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -16,15 +14,11 @@ from jax import lax
 
 from jfluid import errors
 from jfluid.compile import trace
-from jfluid.compile.plan import Plan, Segment, joined
+from jfluid.compile.plan import Item, Plan
 from jfluid.ir.block import reads_of, writes_of
 from jfluid.ir.operator import Operator, OpRole
-from jfluid.ir.types import np_dtype
-from jfluid.ir.variable import EMPTY_NAME, Variable
+from jfluid.ir.variable import EMPTY_NAME
 from jfluid.ops.collective import AXIS
-from jfluid.ops.definition import OpDef
-
-Item = tuple[int, Operator, OpDef]
 
 
 @dataclass
@@ -32,14 +26,14 @@ class Phase:
     """Operators that run together.
 
     Attributes:
-        per_replica: whether each replica runs them by itself.
-        host: whether the host runs them.
+        per_replica: True if each replica runs the operators.
+        host: True if the host runs the operators.
         given: gradients that the host has computed in each replica, to be all-reduced here.
-        reads: its inputs.
+        reads: inputs of the operators.
         reduced: gradients that are all-reduced at the end of the phase.
         per_replica_outputs: outputs that differ by replica and are needed later.
-        shared_outputs: values of the Scope that replicas write (all alike, or each its own, as
-            running statistics).
+        shared_outputs: values of the Scope that replicas write, with equal values or, as running statistics,
+            different values.
     """
 
     items: list[Item]
@@ -69,11 +63,13 @@ def summed_by(item: Item) -> set[str]:
 
 
 def split(plan: Plan, sums: Sequence[str] = ()) -> list[list[Phase]]:
-    """Return the phases of each segment of a plan; `sums` are gradients to be all-reduced beside
-    those that updates read.
+    """Return the phases of each segment of a plan.
 
     Raises UnsupportedError for updates of values that differ by replica, and for programs that
     all-reduce gradients themselves.
+
+    Args:
+        sums: gradients to be all-reduced besides the gradients that updates read.
     """
     items = [item for segment in plan.segments for item in segment.ops]
     gradients = gradients_of(items) | dict.fromkeys(sums, "")
@@ -99,44 +95,6 @@ def split(plan: Plan, sums: Sequence[str] = ()) -> list[list[Phase]]:
     return found
 
 
-def divided(plan: Plan, most: int, sums: Sequence[str] = ()) -> Plan | None:
-    """Return the plan with a segment of its own for each phase, and several for updates that read
-    gradients of more than `most` bytes; None where the host computes gradients, which the next
-    phase all-reduces. Raises as `split`.
-    """
-    found = split(plan, sums)
-    if any(phase.given for group in found for phase in group):
-        return None
-    items = [item for segment in plan.segments for item in segment.ops]
-    sizes = {grad: size_of(plan.block.var_recursive(param)) for grad, param in gradients_of(items).items()}
-    segments = [
-        Segment(part, segment.host)
-        for segment, group in zip(plan.segments, found)
-        for phase in group
-        for part in ([phase.items] if phase.per_replica or phase.host else _cut(phase.items, sizes, most))
-    ]
-    return joined(plan.block, segments, plan.feeds, plan.fetches)
-
-
-def size_of(param: Variable) -> int:
-    """Return bytes of a parameter, and so of its gradient."""
-    return math.prod(param.shape) * np_dtype(param.dtype).itemsize
-
-
-def _cut(items: list[Item], sizes: Mapping[str, int], most: int) -> list[list[Item]]:
-    """Updates in order, cut before the gradients that a part reads exceed `most` bytes."""
-    parts: list[list[Item]] = [[]]
-    read: set[str] = set()
-    for item in items:
-        new = reads_of(item[1]) & set(sizes) - read
-        if new and parts[-1] and sum(sizes[n] for n in read | new) > most:
-            parts.append([])
-            read = set()
-        parts[-1].append(item)
-        read |= new
-    return parts
-
-
 def _updates(op: Operator) -> bool:
     return bool(op.attrs.get("op_role", 0) & (OpRole.Optimize | OpRole.LRSched))
 
@@ -145,7 +103,7 @@ def _grouped(items: list[Item]) -> list[Phase]:
     """Move operators that do not depend on an update before it, so that there are few phases."""
     phases = [Phase([], True)]
     updated: set[str] = set()  # names that phases over whole arrays have written so far
-    touched: set[str] = set()  # names that they have read
+    touched: set[str] = set()  # names that phases over whole arrays have read
     for item in items:
         op = item[1]
         reads, writes = reads_of(op), writes_of(op)
@@ -166,7 +124,7 @@ def _grouped(items: list[Item]) -> list[Phase]:
 
 
 def _wire(phases: list[Phase], plan: Plan, gradients: dict[str, str]) -> None:
-    # Names whose values differ by replica: they depend on the feeds or on random numbers.
+    # Names of values that differ by replica: the values depend on feeds or on random numbers.
     differ = {n for n in plan.feeds if not plan.block.vars[n].persistable}
     known = set(plan.feeds) | set(plan.state)
     written: list[set[str]] = []
@@ -207,7 +165,7 @@ def _wire(phases: list[Phase], plan: Plan, gradients: dict[str, str]) -> None:
 
 
 def per_replica_before(segments: Sequence[Sequence[Phase]], fed: set[str]) -> list[set[str]]:
-    """Return the names whose values differ by replica, before each segment and after the last; `fed` at first."""
+    """Return the names of values that differ by replica, before each segment and after the last; `fed` at first."""
     found = [set(fed)]
     for segment in segments:
         now = set(found[-1])
@@ -223,8 +181,9 @@ def per_replica_before(segments: Sequence[Sequence[Phase]], fed: set[str]) -> li
 
 
 def recorded(group: Sequence[Phase], env: dict[str, Any], key: Any) -> dict[str, Any]:
-    """Trace the phases of a segment as they stand, as one replica runs them, over values by name; returns
-    these with the outputs. Raises NoRule.
+    """Trace the phases of a segment without rewrites, as one replica runs the phases; return the values by name.
+
+    Raises NoRule.
     """
     own = None if key is None else jax.random.fold_in(key, lax.axis_index(AXIS))
     for phase in group:

@@ -1,11 +1,10 @@
-"""A step in sections on several devices, through which parts of the batch go one behind the other.
+"""Pipeline parallelism: a step in sections on several devices, through which parts of the batch go in turn.
 
 Huang et al., "GPipe: Efficient Training of Giant Neural Networks using Pipeline Parallelism", 2019.
 Each section's operators are an XLA program on the section's device; calls do not wait, so that
-devices work at the same time. Forward sections come first; the backward part of the last section is
-one program with its forward part, the others compute again what their gradients need. Parameters
-and what an optimizer keeps of them stay on their section's device; updates happen once, by the mean
-of the parts' gradients.
+devices work at the same time. Forward sections come first. The backward part of the last section is
+one program with its forward part; all earlier sections recompute the values that their gradients need. Parameters
+and optimizer state stay on their section's device; updates happen once, by the mean of the parts' gradients.
 """
 
 from collections.abc import Mapping, Sequence
@@ -16,13 +15,13 @@ import jax.numpy as jnp
 import numpy as np
 
 from jfluid import errors
-from jfluid.compile import kept_executables
 from jfluid.compile.lower import pairs_of
-from jfluid.compile.options import options
-from jfluid.compile.placement import Env, Function, OneDevice, placed
 from jfluid.compile.plan import Item, Plan, Segment, joined
-from jfluid.compile.step import CompiledSegment, Step, refuse_infinite
-from jfluid.compile.step_state import StepState
+from jfluid.compile.runtime import executable_cache
+from jfluid.compile.runtime.options import options
+from jfluid.compile.runtime.placement import Env, Function, OneDevice, placed
+from jfluid.compile.runtime.step import CompiledSegment, Step, refuse_infinite
+from jfluid.compile.runtime.step_state import StepState
 from jfluid.ir.block import reads_of, writes_of
 from jfluid.ir.operator import OpRole
 from jfluid.ir.pipeline import PipelineOptions
@@ -41,7 +40,7 @@ def _role(item: Item) -> int:
 
 
 def forward_stages(items: Sequence[Item], wanted: PipelineOptions) -> dict[int, int]:
-    """The section of each forward operator, by its place in `items`.
+    """Return the section of each forward operator, by its place in `items`.
 
     Raises ProgramError where an operator reads what a later section computes.
     """
@@ -63,7 +62,7 @@ def forward_stages(items: Sequence[Item], wanted: PipelineOptions) -> dict[int, 
 
 
 def _by_cuts(items: Sequence[Item], forward: Sequence[int], cuts: Sequence[Sequence[str]]) -> dict[int, int]:
-    """What each cut needs, and no earlier one does."""
+    """Return the section of each operator that a cut needs and no earlier cut does."""
     found: dict[int, int] = {}
     for stage, cut in enumerate(cuts):
         needed = set(cut)
@@ -76,23 +75,23 @@ def _by_cuts(items: Sequence[Item], forward: Sequence[int], cuts: Sequence[Seque
 
 
 def _by_devices(items: Sequence[Item], forward: Sequence[int]) -> dict[int, int]:
-    """Of operators that name a device: devices in the order in which they are named."""
+    """Return the section of each operator that names a device, with devices in the order of their first use."""
     named = {at: d for at in forward if (d := items[at][1].attrs.get("op_device", ""))}
     order = list(dict.fromkeys(named.values()))
     return {at: order.index(device) for at, device in named.items()}
 
 
 class Sections:
-    """The operators of a plan by section.
+    """Operators of a plan by section.
 
     Attributes:
         plan: the plan with a segment for each section.
         stages: the section number of each segment.
         once, forward, middle, backward, updates: the segments, by when they run: before the parts
             of a batch; for each part; after all.
-        gradients: what is averaged over the parts.
+        gradients: gradients that are averaged over the parts.
         homes: names of the Scope -> the section where each is kept.
-        differ: names whose values differ by part.
+        differ: names of values that differ by part.
     """
 
     def __init__(self, planned: Plan, wanted: PipelineOptions):
@@ -137,7 +136,7 @@ class Sections:
 
     @staticmethod
     def _of_update(op: Any, made_in: Mapping[str, int]) -> int:
-        """An update is where its parameter is; another operator where most that it reads is."""
+        """Return the section of an update's parameter; any other operator is in the section of most inputs."""
         pair = op.attrs.get("op_role_var", ())
         if pair and pair[0] in made_in:
             return made_in[pair[0]]
@@ -194,7 +193,7 @@ class Sections:
 
 
 class PipelineDevices(OneDevice):
-    """The devices of a pipeline's sections."""
+    """Placement of a pipeline's sections on their devices."""
 
     pads = False
 
@@ -214,20 +213,20 @@ class PipelineDevices(OneDevice):
         return jax.jit(function, donate_argnums=(0,), compiler_options=options(self.devices[at]))
 
     def entry(
-        self, at: int, names: Sequence[Sequence[str]], beside: kept_executables.Beside
-    ) -> kept_executables.Entry | None:
+        self, at: int, names: Sequence[Sequence[str]], beside: executable_cache.Beside
+    ) -> executable_cache.Entry | None:
         device, identity = self.devices[at], ("section", *map(list, names))
-        return kept_executables.entry(self.plan, at, identity, [device], options(device), beside)
+        return executable_cache.entry(self.plan, at, identity, [device], options(device), beside)
 
     def call(self, segment: Any, donated: tuple[Any, ...], kept: tuple[Any, ...], key: Any) -> Any:
-        """Call a section's program; what it reads is brought to its device."""
+        """Call a section's program on inputs copied to the section's device."""
         device = self.devices[segment.at]
         donated, kept = jax.device_put((donated, kept), device)
         return super().call(segment, donated, kept, key)
 
 
 class PipelineStep(Step):
-    """Runs a pipeline: parts of the batch through forward and backward sections, then the updates."""
+    """Step of a pipeline: parts of the batch run through forward and backward sections, then the updates."""
 
     placement: PipelineDevices
 
@@ -251,7 +250,7 @@ class PipelineStep(Step):
         parts = self._parts(env)
         runs: dict[str, list[CompiledSegment]] = {}
         for kind, segment in zip(sections.kinds, self.segments):
-            assert isinstance(segment, CompiledSegment)  # sections refuse those of the host
+            assert isinstance(segment, CompiledSegment)  # sections refuse host operators
             runs.setdefault(kind, []).append(segment)
         for segment in runs.get("once", []):
             env.update(zip(segment.gives, self._call(segment, env, key)))
@@ -304,8 +303,9 @@ class PipelineStep(Step):
                 own[name] = value
 
     def _parts(self, env: Mapping[str, Any]) -> list[dict[str, Any]]:
-        """The feeds of each part: as many parts as are wanted, or fewer where they do not divide the
-        batch; one where rows are in sequences.
+        """Return the feeds of each part of the batch.
+
+        There are fewer parts than wanted if the wanted number does not divide the batch, and one if rows are in sequences.
         """
         block = self.plan.block
         fed = {n: env[n] for n in self.plan.feeds if not block.vars[n].persistable}
@@ -322,7 +322,7 @@ class PipelineStep(Step):
 
 
 def _folded(key: Any, part: int) -> Any:
-    """Another random key for each part."""
+    """Return the random key of a part."""
     if key is None or not part:
         return key
     return np.array([int(key[0]) ^ (0x9E3779B9 * part & 0xFFFFFFFF), int(key[1])], np.uint32)
@@ -335,7 +335,7 @@ def _mean(values: list[Any]) -> Any:
 
 
 def _rejoined(shape: Sequence[int], values: list[Any], device: jax.Device) -> Any:
-    """A fetch of all parts: rows one after the other; else the mean of numbers, the sum of integers."""
+    """Return a fetch of all parts: rows in order, or the mean of floats, or the sum of integers."""
     if len(values) == 1 or any(v is None for v in values):
         return values[0]
     moved = jax.device_put(values, device)
@@ -346,8 +346,10 @@ def _rejoined(shape: Sequence[int], values: list[Any], device: jax.Device) -> An
 
 
 def placement_of(planned: Plan, wanted: PipelineOptions, place: Any) -> PipelineDevices:
-    """The sections of a plan on their devices: those of the places, GPUs of this host where the
-    Executor's place is one, else the CPU's devices in turn. Raises PlaceError and UnsupportedError.
+    """Return the sections of a plan on their devices.
+
+    The devices are those of the places; the default is GPUs of this host, or the CPU's devices in turn. Raises PlaceError
+    and UnsupportedError.
     """
     sections = Sections(planned, wanted)
     if wanted.places and len(wanted.places) < sections.number:

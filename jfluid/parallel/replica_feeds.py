@@ -9,16 +9,16 @@ import jax
 import numpy as np
 
 from jfluid import errors, processes
-from jfluid.compile import slots
-from jfluid.compile.padding import Measures, Size, extended, fill, fill_rows
-from jfluid.compile.slots import Batch, Measured, SlotBuckets, laid_out, needed
+from jfluid.compile.runtime import slots
+from jfluid.compile.runtime.padding import Measures, Size, extended, fill, fill_rows
+from jfluid.compile.runtime.slots import Batch, Measured, SlotBuckets, laid_out, needed
 from jfluid.host import aligned_memory
 from jfluid.lod_tensor import LoDTensor
 from jfluid.ops.ragged import Level, Ragged
 
 
 def rows(value: Any) -> int:
-    """Return how many replicas a feed can be divided among at most: its rows or sequences."""
+    """Return the largest number of replicas that can divide a feed: its rows or sequences."""
     if isinstance(value, LoDTensor) and value._lod:
         return len(value._lod[0]) - 1
     shape = value.shape() if isinstance(value, LoDTensor) else np.shape(value)
@@ -26,11 +26,10 @@ def rows(value: Any) -> int:
 
 
 def shares(feeds: Mapping[str, Any], replicas: int, whole: set[str]) -> list[dict[str, Any]]:
-    """Return the feed of each replica: rows, or the sequences of ragged rows, in order; the first
-    replicas get the remainder.
+    """Return the feed of each replica: consecutive rows, or sequences of ragged rows.
 
-    Those in `whole` (persistable variables) are not divided. Raises FeedError for fewer rows than
-    replicas.
+    The first replicas get the remainder. Names in `whole` (persistable variables) are not divided. Raises FeedError for
+    fewer rows than replicas.
     """
     parts: list[dict[str, Any]] = [{} for _ in range(replicas)]
     for name, value in feeds.items():
@@ -60,9 +59,9 @@ def _sequences(tensor: LoDTensor, begin: int, end: int) -> LoDTensor:
 
 
 def the_same(name: str, parts: np.ndarray) -> np.ndarray:
-    """Return the value of `name` on which shapes depend, of those of all replicas.
+    """Return the value of `name` that shapes depend on, from the values of all replicas.
 
-    Raises UnsupportedError if they differ.
+    Raises UnsupportedError if the values differ.
     """
     if any(not np.array_equal(part, parts[0]) for part in parts):
         raise errors.UnsupportedError(
@@ -76,8 +75,8 @@ def the_same(name: str, parts: np.ndarray) -> np.ndarray:
 def uneven(error: Exception, replicas: int) -> errors.UnsupportedError:
     """Return the error of an operator that does not take the padding of uneven replicas."""
     return errors.UnsupportedError(
-        f"{str(error).splitlines()[0]}, and replicas have different numbers of rows: feed batches whose rows "
-        f"divide by {replicas}, or run the program on one device"
+        f"{str(error).splitlines()[0]}, and replicas have different numbers of rows: feed batches with a number of rows "
+        f"that {replicas} divides, or run the program on one device"
     )
 
 
@@ -86,9 +85,7 @@ class Uneven(list[Any]):
 
 
 def opened(value: Any) -> Sequence[Any] | None:
-    """Return the array that each replica has of what `Stacker` gives for dense arrays, or `together`; None
-    for anything else.
-    """
+    """Return the array of each replica from the stacked form of a dense feed; None for any other feed."""
     if isinstance(value, np.ndarray | jax.Array | Uneven):
         return list(value)
     if isinstance(value, Ragged) and not value.levels and value.total is not None:
@@ -103,7 +100,7 @@ def together(parts: Sequence[np.ndarray]) -> Any:
 
 
 def of_other_shapes(name: str, values: Sequence[Any]) -> errors.FeedError:
-    """Return the error of replicas whose arrays differ in more than their rows."""
+    """Return the error for replicas with arrays that differ in more than their rows."""
     shapes = " and ".join(dict.fromkeys(str(tuple(np.shape(v))) for v in values))
     return errors.FeedError(
         f"feed {name}: replicas have arrays of different shapes, {shapes}, and this program does not run padded "
@@ -112,17 +109,18 @@ def of_other_shapes(name: str, values: Sequence[Any]) -> errors.FeedError:
 
 
 class Stacker:
-    """Stacks the feeds of replicas along a new first dimension; ragged ones, and rows of different number, are padded."""
+    """Stacker of replicas' feeds along a new first dimension; ragged feeds and uneven rows are padded."""
 
     def __init__(self, agree: bool = False, joins: int | None = None, uneven: bool = False) -> None:
         self._buckets = SlotBuckets(joins)
         self._uneven = uneven  # whether arrays of different shapes are left `Uneven`, or refused
         self._agree = agree  # whether all processes must pad alike
-        self._joins = joins  # replicas of which slots are joined; None where they are not
+        self._joins = joins  # number of replicas with joined slots; None without joined slots
 
     def stack(self, parts: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-        """Return the feeds by name, arrays or `Ragged` with leaves [replicas, ...]; slots as `Joined`,
-        each by the name of its first slot.
+        """Return the feeds by name, arrays or `Ragged` with leaves [replicas, ...].
+
+        Slots are `Joined`, each by the name of its first slot.
         """
         batches = _slots_of(parts) if self._joins is not None else []
         joined = {n for b in batches for n in b.names}
@@ -161,13 +159,13 @@ class Stacker:
     def divided(
         self, tensors: Mapping[str, LoDTensor], replicas: int, batches: Sequence[Batch] = ()
     ) -> dict[str, Any] | None:
-        """Return what `stack` gives for the shares of one process's replicas; None where replicas
-        have different numbers of sequences.
+        """Return the result of `stack` for the shares of one process's replicas.
 
-        Click models feed the same sequences to dozens of slots: they are divided once.
+        Returns None if replicas have different numbers of sequences. Click models feed the same sequences to dozens of slots,
+        which are divided once.
 
         Args:
-            batches: of slots that are divided among as many, beside `tensors`.
+            batches: batches of slots, divided among the same number of replicas, besides `tensors`.
         """
         layouts = None if tensors else self._buckets.known_layouts(batches)
         if layouts is not None:
@@ -190,7 +188,7 @@ class Stacker:
 
 
 def _slots_of(parts: Sequence[Mapping[str, Any]]) -> list[Batch]:
-    """What the feeds of replicas have for slots, where all have equally many sequences."""
+    """Return the batches of slots in the feeds of replicas with the same number of sequences."""
     every = slots.of(parts[0])
     own = [slots.read(every, part) for part in parts]
     found = []
@@ -224,13 +222,13 @@ def _slots_of(parts: Sequence[Mapping[str, Any]]) -> list[Batch]:
 
 @dataclass(frozen=True)
 class _Divided:
-    """The sequences of a tensor, of which each replica has equally many.
+    """Sequences of a tensor, divided among replicas with the same number of sequences each.
 
     Attributes:
-        lods: each replica's, int32.
-        rows: where each replica's rows begin, and the end.
-        size: what the replica that needs most needs.
-        levels: by the size that they are padded to.
+        lods: each replica's lod, int32.
+        rows: the first row of each replica, and the end.
+        size: the size that fits each replica.
+        levels: by the padded size.
     """
 
     lods: list[list[np.ndarray]]
@@ -253,7 +251,7 @@ class _Divided:
         return cls(lods, rows, _largest([Size.of(own) for own in lods]), {})
 
     def stacked(self, values: Any, size: Size) -> Ragged:
-        """The rows of all replicas, each padded to `size`."""
+        """Return the rows of all replicas, each padded to `size`."""
         replicas = len(self.rows) - 1
         if size.uniform:
             level = Level(None, size.longest[0], size.numbers[0])
@@ -275,7 +273,7 @@ class _Divided:
 def _agreed(
     needs: dict[str, Size], bounds: dict[str, tuple[int, int]], uneven: dict[str, bool]
 ) -> tuple[dict[str, Size], dict[str, tuple[int, int]], dict[str, bool]]:
-    """The sizes that the feeds of all processes need; each must have the same names."""
+    """Return the sizes that the feeds of all processes need; each process must have the same names."""
     own: list[int] = []
     for name, size in needs.items():
         own += [size.rows, *size.numbers, *size.longest, size.uniform, uneven[name]]
@@ -303,7 +301,7 @@ def _agreed(
 
 
 def _largest(sizes: list[Size]) -> Size:
-    """A size that all replicas' sequences fit; its number of sequences is that of the replica that has the most."""
+    """Return a size that fits the sequences of all replicas, with the largest number of sequences."""
     alike = len(set(sizes)) == 1
     return (
         sizes[0]
@@ -317,7 +315,7 @@ def _largest(sizes: list[Size]) -> Size:
 
 
 def _filled(values: Any, lod: list[np.ndarray], size: Size, uneven: bool) -> Ragged:
-    """The rows padded to `size`, with the number of sequences if replicas have different numbers."""
+    """Return the rows padded to `size`, with the number of sequences if replicas have different numbers."""
     made = fill(values, lod, size, False)
     if not uneven:
         return made

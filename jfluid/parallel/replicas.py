@@ -1,7 +1,7 @@
 """A step on several devices: replicas under `shard_map`, updates over whole arrays, one XLA program."""
 
 import functools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import Any, ClassVar
 
@@ -12,12 +12,13 @@ from jax import lax
 from jax.sharding import NamedSharding, PartitionSpec
 
 from jfluid import errors, processes
-from jfluid.compile import kept_executables, padding, trace
-from jfluid.compile.host import Host
+from jfluid.compile import trace
 from jfluid.compile.lower import NOTHING, Known
-from jfluid.compile.options import options
-from jfluid.compile.placement import Env, Function, OneDevice, Placement
 from jfluid.compile.plan import Plan
+from jfluid.compile.runtime import executable_cache, padding
+from jfluid.compile.runtime.host import Host
+from jfluid.compile.runtime.options import options
+from jfluid.compile.runtime.placement import Env, Function, OneDevice, Placement
 from jfluid.ir.types import VarType
 from jfluid.lod_tensor import LoDTensor, whole
 from jfluid.ops.collective import AXIS
@@ -25,16 +26,16 @@ from jfluid.ops.ragged import Ragged
 from jfluid.ops.ragged_dispatch import NeedsExactRows
 from jfluid.ops.selected_rows import SelectedRows
 from jfluid.parallel import phases, replica_feeds
-from jfluid.parallel.own_values import OWN
+from jfluid.parallel.per_replica_state import PER_REPLICA
 from jfluid.parallel.sharding import ReplicaSharding, summed
 
 
 class Replicas(Placement):
-    """The devices of a sharding. Values that differ by replica are stacked along a first dimension.
+    """Placement of replicas on the devices of a sharding. Per-replica values are stacked along a first dimension.
 
     Args:
         repeats: the number of parts into which each replica divides its rows.
-        sums: gradients to be all-reduced beside those that updates read.
+        sums: gradients to be all-reduced besides the gradients that updates read.
 
         Raises UnsupportedError for programs that replicas cannot run; see `phases.split`.
     """
@@ -62,7 +63,7 @@ class Replicas(Placement):
         self.on_gpus = self._devices[0].platform != "cpu"
         # Rows of sparse gradients are gathered, so their number must be the same everywhere; and
         # XLA tunes a program on all GPUs together. Otherwise each process may choose its padding:
-        # they only exchange gradients, whose shapes are equal.
+        # processes exchange gradients only, and these have equal shapes.
         self._stacker = replica_feeds.Stacker(agree=sharding.spans_processes and (sparse or self.on_gpus))
         self._host_stacker = replica_feeds.Stacker(agree=sharding.spans_processes)
         self._shapes: Any = None
@@ -73,7 +74,7 @@ class Replicas(Placement):
         return self.sharding.home(name)
 
     def place(self, values: Env) -> dict[str, jax.Array]:
-        own = {n: OWN.get(v) for n, v in values.items()}
+        own = {n: PER_REPLICA.get(v) for n, v in values.items()}
         found = self.sharding.place(values)
         for name, stacked in own.items():
             if stacked is not None and len(stacked) == self.sharding.replicas == self.hosts:
@@ -106,43 +107,36 @@ class Replicas(Placement):
 
     def compiled(self, at: int, function: Function) -> Function:
         everywhere = NamedSharding(self.sharding.mesh, PartitionSpec())
-        return self._jitted(function, lambda ended: lax.with_sharding_constraint(ended, everywhere))
 
-    def _jitted(self, function: Function, settled: Callable[[Any], Any]) -> Function:
         def run(donated: tuple[Any, ...], kept: tuple[Any, ...], key: Any) -> tuple[Any, Any]:
             found = function(donated, kept, key)
             # It is ready when the program has ended; the values themselves may have been donated to
             # the next one by then.
-            return found, settled(jnp.zeros((), jnp.int32))
+            return found, lax.with_sharding_constraint(jnp.zeros((), jnp.int32), everywhere)
 
         run.__name__ = run.__qualname__ = function.__name__
         return jax.jit(run, donate_argnums=(0,), compiler_options=options(self._devices[0]))
 
     def entry(
-        self, at: int, names: Sequence[Sequence[str]], beside: kept_executables.Beside
-    ) -> kept_executables.Entry | None:
+        self, at: int, names: Sequence[Sequence[str]], beside: executable_cache.Beside
+    ) -> executable_cache.Entry | None:
         if self.sharding.spans_processes:
             return None
         sums = [[phase.reduced for phase in group] for group in self._phases]
         shares, fused = sorted(self.sharding.shares.items()), self.sharding.fuse
-        own = type(self).__name__, self._repeats, sums, shares, fused
-        identity, devices = (*map(list, names), *own), self._devices_of(at)
-        return kept_executables.entry(self.plan, at, identity, devices, options(devices[0]), beside)
-
-    def _devices_of(self, at: int) -> list[jax.Device]:
-        """The devices that a segment runs on."""
-        return self._devices
+        own = self._repeats, sums, shares, fused
+        identity, devices = (*map(list, names), *own), self._devices
+        return executable_cache.entry(self.plan, at, identity, devices, options(devices[0]), beside)
 
     def call(self, segment: Any, donated: tuple[Any, ...], kept: tuple[Any, ...], key: Any) -> Any:
         for name, value in zip(segment.kept, kept):
-            if isinstance(value, _Apart):
+            if isinstance(value, _HostParts):
                 raise errors.UnsupportedError(
                     f"{name}: an operator of the host gives a {type(value[0]).__name__} in each "
                     "replica, which only operators of the host may read then: run the program on "
                     "one device"
                 )
-        # Programs whose replicas wait for each other in XLA's thread pool can deadlock it: one at a
-        # time.
+        # Replicas wait for each other in XLA's thread pool: two programs at a time can deadlock it.
         jax.block_until_ready(Replicas._running)
         self._shapes = self._shapes or (segment, jax.tree.map(_shape, (donated, kept, key)))
         try:
@@ -170,7 +164,7 @@ class Replicas(Placement):
         return replica_feeds.the_same(name, everywhere.reshape(-1, *mine.shape[1:]))
 
     def lowered(self) -> Any:
-        """Return the first segment as passed to XLA, for the shapes of its first run."""
+        """Return the first segment as passed to XLA, for the shapes of the first run."""
         segment, shapes = self._shapes
         with jax.enable_x64(True):
             return segment.exact.lower(*shapes)
@@ -199,7 +193,7 @@ class Replicas(Placement):
         if stacked:
             parts = [{n: _fed(own[n]) for n in stacked} for own in found]
             env.update(self.sharding.spread(self._host_stacker.stack(parts)))
-        env.update((n, _Apart(own[n] for own in found)) for n in per_replica if n not in stacked)
+        env.update((n, _HostParts(own[n] for own in found)) for n in per_replica if n not in stacked)
         env.update(self.sharding.place({n: found[0][n] for n in gives if n not in per_replica}))
 
     # ---- tracing ----
@@ -257,13 +251,13 @@ class Replicas(Placement):
             gradients, gives, own_values, finite = run(phase, alike, mine, own, checks, known, first)
             stacked = jax.tree.map(lambda leaf: jnp.asarray(leaf)[None], own_values)
             return (
-                self._brought_together(gradients),
+                summed(gradients, self.sharding),
                 gives,
                 stacked,
                 finite if watch is None else lax.pmin(finite, AXIS),
             )
 
-        specs = {n: self._spec(n) for n in phase.reduced}
+        specs = {n: self.sharding.spec(n) for n in phase.reduced}
         everywhere = PartitionSpec()
         reduced, gives, stacked, finite = jax.shard_map(
             replica,
@@ -278,18 +272,6 @@ class Replicas(Placement):
         if watch is not None:
             watch += [(op, name, finite[i] > 0) for i, (op, name) in enumerate(watched)]
 
-    def _brought_together(self, gradients: Env) -> Env:
-        """The sums of gradients, or each replica's share of them. Called within a replica."""
-        return summed(gradients, self.sharding)
-
-    def _spec(self, gradient: str) -> PartitionSpec:
-        """The partition spec of what `_brought_together` returns."""
-        return self.sharding.spec(gradient)
-
-    def _gradient(self, name: str, env: Env) -> Any:
-        """One replica's gradient for `_brought_together`, of the values of its phase."""
-        return env[name]
-
     def _at_once(
         self,
         phase: phases.Phase,
@@ -300,7 +282,7 @@ class Replicas(Placement):
         known: Known,
         first: trace.First | None,
     ) -> tuple[Env, Env, Env, Any]:
-        """One replica's gradients, values of the Scope, values of its own, and which of the `watched` are finite."""
+        """Return one replica's gradients, values of the Scope, per-replica values, and finite flags of `watched`."""
         watch: list[trace.Watched] | None = None if watched is None else []
         env = alike | mine
         if first is None:
@@ -309,7 +291,7 @@ class Replicas(Placement):
             env = trace.lower_first(first, env, key, known)
         names = phase.shared_outputs, phase.per_replica_outputs
         gives, own = ({n: env[n] for n in group if n in env} for group in names)
-        gradients = {n: self._gradient(n, env) for n in phase.reduced if n in env}
+        gradients = {n: env[n] for n in phase.reduced if n in env}
         if watched is not None:
             watched[:] = [(op, name) for op, name, _ in watch or ()]
         return gradients, gives, own, jnp.array([flag for *_, flag in watch or ()], jnp.int32)
@@ -324,9 +306,9 @@ class Replicas(Placement):
         known: Known,
         first: trace.First | None,
     ) -> tuple[Env, Env, Env, Any]:
-        """As `_at_once`, for one part of the replica's rows after the other.
+        """Return the results of `_at_once`, computed for the parts of the replica's rows in turn.
 
-        Each part reads the previous one's outputs; gradients are summed, values of its own are concatenated.
+        Each part reads the previous part's outputs; gradients are summed, per-replica values are concatenated.
         """
         parts = {n: _in_equal_parts(n, v, self._repeats) for n, v in mine.items()}
         carried = {n: alike[n] for n in phase.shared_outputs if n in alike}
@@ -377,19 +359,17 @@ def _in_equal_parts(name: str, value: Any, repeats: int) -> Any:
     return value.reshape(repeats, -1, *value.shape[1:])
 
 
-class _Apart(list[Any]):
-    """A value that stays with the host, for each replica of this process: arrays of tensors and the
-    like, which a host operator gave.
-    """
+class _HostParts(list[Any]):
+    """Values of a host operator for each replica of this process that stay on the host, such as arrays of tensors."""
 
 
 def _stackable(value: Any) -> bool:
-    """Whether the output of a host operator in one replica can be stacked with those of others."""
+    """Return True if the output of a host operator can be stacked over replicas."""
     return isinstance(value, (Ragged, LoDTensor, np.ndarray, jax.Array))
 
 
 def _fed(value: Any) -> Any:
-    """The output of a host operator in one replica, to be stacked."""
+    """Return the output of a host operator in one replica, to be stacked."""
     value = padding.trimmed(value)
     if isinstance(value, LoDTensor):
         return value if value._lod else np.asarray(value.value)
@@ -401,15 +381,15 @@ def _shape(value: Any) -> Any:
 
 
 def _divided(value: Any, count: int) -> list[Any]:
-    """The parts of a stacked value on each of the `count` replicas of this process."""
-    if isinstance(value, _Apart):
+    """Return the parts of a stacked value on each of the `count` replicas of this process."""
+    if isinstance(value, _HostParts):
         return list(value)
     own = jax.tree.map(_shards, value)
     return [jax.tree.map(lambda shards, i=i: shards[i], own, is_leaf=_is_shards) for i in range(count)]
 
 
 class _Shards(list[Any]):
-    """One array for each replica of this process."""
+    """Arrays of a value, one for each replica of this process."""
 
 
 def _shards(value: jax.Array) -> "_Shards":
@@ -422,5 +402,5 @@ def _is_shards(value: Any) -> bool:
 
 
 def _folded(key: Any, number: int) -> Any:
-    """Another random key for each replica."""
+    """Return the random key of a replica."""
     return None if key is None else np.asarray(jax.random.key_data(jax.random.fold_in(trace.random_key(key), number)))

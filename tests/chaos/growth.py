@@ -20,7 +20,7 @@ import numpy as np
 
 import jfluid as fluid
 from jfluid import layers
-from jfluid.compile import executables, jax_caches
+from jfluid.compile.runtime import executables, jax_caches
 from jfluid.dygraph import calls, pending
 from jfluid.dygraph.dygraph_to_static import program_translator
 from jfluid.dygraph.pending import pending_on

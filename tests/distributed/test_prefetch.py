@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 import jfluid as fluid
-from jfluid.compile import device_feeds
-from jfluid.compile.device_feeds import DeviceTensor
+from jfluid.compile.runtime import device_feeds
+from jfluid.compile.runtime.device_feeds import DeviceTensor
 from jfluid.distributed.programs.trainer_program import read
 from jfluid.distributed.trainer.communicator import Communicator
 from jfluid.distributed.trainer.training import Trainer

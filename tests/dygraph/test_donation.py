@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import jfluid as fluid
-from jfluid.compile import update_order
+from jfluid.compile import update_dependencies
 from jfluid.dygraph import donation, pending, step
 
 
@@ -98,7 +98,7 @@ def test_no_parameter_is_copied(reads_loss, monkeypatch):
     assert not _copies(texts)
     for module, name, other in (
         (donation, "beside", lambda given, made, _: list(range(len(made)))),
-        (update_order, "awaited", lambda items: {}),
+        (update_dependencies, "awaited", lambda items: {}),
     ):
         with monkeypatch.context() as patched:
             patched.setattr(module, name, other)

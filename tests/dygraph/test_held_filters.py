@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 import jfluid as fluid
-from jfluid.compile import filter_orders
+from jfluid.compile.runtime import filter_layouts
 from jfluid.dygraph import pending
 from jfluid.dygraph.base import guard, to_variable
 
@@ -52,7 +52,7 @@ def _history(dtype="float32"):
 def test_values_are_those_of_fluids_order_whoever_reads_and_sets_them(monkeypatch, dtype):
     found, orders = _history(dtype)
     assert orders == [(2, 3, 1, 0), None, (2, 3, 1, 0), None]
-    monkeypatch.setattr(filter_orders, "wanted", lambda ops, shape, device: {})
+    monkeypatch.setattr(filter_layouts, "wanted", lambda ops, shape, device: {})
     monkeypatch.setattr(pending, "_pending", {})  # nothing is compiled yet
     expected, orders = _history(dtype)
     assert orders == [None] * 4

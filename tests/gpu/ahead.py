@@ -13,9 +13,10 @@ import pytest
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 import jfluid as fluid
-from jfluid.compile import filter_orders, placement, plan
+from jfluid.compile import plan
 from jfluid.compile.plan import Plan
-from jfluid.compile.step import CompiledSegment, Step
+from jfluid.compile.runtime import filter_layouts, placement
+from jfluid.compile.runtime.step import CompiledSegment, Step
 from jfluid.engine import Engine
 from jfluid.ops.collective import AXIS
 from jfluid.parallel import replica_feeds
@@ -44,7 +45,7 @@ class TracedAsForH200(placement.OneDevice):
     def __init__(self, plan: Plan, device: jax.Device):
         super().__init__(plan, device)
         self.on_gpus, self.keeps = True, False
-        self.held = filter_orders.of(plan, SimpleNamespace(platform="gpu", compute_capability="9.0"))
+        self.held = filter_layouts.of(plan, SimpleNamespace(platform="gpu", compute_capability="9.0"))
 
 
 def arguments_of(segment: CompiledSegment, values: dict[str, Any], rng: bool) -> tuple[Any, ...]:

@@ -16,7 +16,7 @@ from jfluid.check_device import __main__ as command
 from jfluid.check_device import devices, goldens, jobs, operators, speed, structure, together
 from jfluid.check_device.devices import Devices
 from jfluid.check_device.report import Clock, Report, Row
-from jfluid.compile import device_feeds
+from jfluid.compile.runtime import device_feeds
 from jfluid.lod_tensor import LoDTensor
 from jfluid.places import CPUPlace
 from tests.launch_case import launched

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 import jfluid as fluid
 from jfluid import errors
-from jfluid.compile import image_convolution
+from jfluid.compile.rewrites import image_convolution
 from jfluid.machine_code import product_kernels
 from tests.fuzz.harness import fuzzed
 from tests.machine_code import guarded

@@ -8,7 +8,7 @@ import pytest
 
 import jfluid as fluid
 from jfluid import errors
-from jfluid.compile import kept_executables
+from jfluid.compile.runtime import executable_cache
 from jfluid.machine_code import functions, lstm_kernels
 
 pytestmark = pytest.mark.skipif(not lstm_kernels.names(), reason="machine code is made for CPUs with AVX2")
@@ -92,9 +92,9 @@ def test_a_step_that_repeats_sees_the_flag(called):
 
 
 def test_executables_on_disk_are_kept_apart():
-    on = kept_executables._settings()
+    on = executable_cache._settings()
     fluid.set_flags({"FLAGS_cpu_kernels": False})
-    assert kept_executables._settings() != on
+    assert executable_cache._settings() != on
 
 
 def test_the_environment_turns_it_off(monkeypatch):

@@ -13,8 +13,8 @@ import pytest
 
 import jfluid as fluid
 from jfluid import layers
-from jfluid.compile.executables import Executables
 from jfluid.compile.numpy_steps import beside
+from jfluid.compile.runtime.executables import Executables
 
 
 @pytest.fixture

@@ -9,7 +9,7 @@ import pytest
 
 import jfluid as fluid
 from jfluid import errors, layers
-from jfluid.compile.padding import trimmed
+from jfluid.compile.runtime.padding import trimmed
 from jfluid.lod_tensor import LoDTensor, LoDTensorArray
 from jfluid.ops import ragged_dispatch, registry
 from jfluid.ops.ragged import Level, Ragged

@@ -8,7 +8,7 @@ import pytest
 
 import jfluid as fluid
 from jfluid import errors
-from jfluid.compile import padding
+from jfluid.compile.runtime import padding
 from tests.op_case import check
 from tests.parity.fused import CASES
 from tests.parity.ops import run

@@ -8,7 +8,7 @@ import pytest
 
 import jfluid as fluid
 from jfluid import errors
-from jfluid.compile.own_loops import OwnLoops
+from jfluid.compile.rnn_kernels import RnnKernels
 from jfluid.ops import recurrent, sequence_loops
 from jfluid.ops.ragged import Level, Ragged
 
@@ -106,7 +106,7 @@ def test_weights_and_biases_of_other_shapes(op, slot, shape):
     weight, bias = (jnp.ones(s, jnp.float32) for s in shapes.values())
     level = Level(jnp.array(np.cumsum([0, *LENGTHS]), jnp.int32), max(LENGTHS))
     x = Ragged(jnp.ones((sum(LENGTHS), count * W), jnp.float32), (level,))
-    with sequence_loops.using(OwnLoops()), pytest.raises(errors.ShapeError, match=f"{op}: {slot}"):
+    with sequence_loops.using(RnnKernels()), pytest.raises(errors.ShapeError, match=f"{op}: {slot}"):
         if op == "lstm":
             recurrent.lstm(x, None, None, weight, bias, use_peepholes=False)
         else:

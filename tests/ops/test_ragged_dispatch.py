@@ -5,7 +5,7 @@ import pytest
 
 import jfluid as fluid
 from jfluid import layers
-from jfluid.compile import padding
+from jfluid.compile.runtime import padding
 
 RNG = np.random.RandomState(0)
 ROWS = RNG.uniform(0.5, 2.0, (7, 4)).astype("float32")

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import jfluid as fluid
-from jfluid.compile import padding
+from jfluid.compile.runtime import padding
 from tests.parity.ops import CASES, run
 
 GOLDEN = json.loads((Path(__file__).parent.parent / "golden" / "ragged_ops.json").read_text())

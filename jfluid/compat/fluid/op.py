@@ -8,9 +8,10 @@ import numpy as np
 
 from jfluid import errors
 from jfluid.compat.fluid.framework import OpProtoHolder, get_all_op_protos
-from jfluid.compile import padding, trace
-from jfluid.compile.host import Host
+from jfluid.compile import trace
 from jfluid.compile.plan import Segment
+from jfluid.compile.runtime import padding
+from jfluid.compile.runtime.host import Host
 from jfluid.ir.operator import Operator as ProgramOperator
 from jfluid.ir.program import Program
 from jfluid.lod_tensor import LoDTensor, LoDTensorArray, SelectedRows

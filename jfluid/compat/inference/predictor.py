@@ -12,7 +12,7 @@ import numpy as np
 from jfluid import compiler
 from jfluid.compat.inference.config import AnalysisConfig, NativeConfig
 from jfluid.compat.inference.tensors import Array, PaddleTensor, ZeroCopyTensor, kind_of
-from jfluid.compile.fetches import Fetched
+from jfluid.compile.runtime.fetches import Fetched
 from jfluid.errors import FeedError, FetchError, FileFormatError, close_to
 from jfluid.executor import Executor
 from jfluid.files.inference_model import load_inference_model

@@ -1,1 +1,1 @@
-"""Steps whose feeds change shape: one executable for many sizes, by padding and masks."""
+"""Steps with feeds of changing shapes: one executable for many sizes, by padding and masks."""

@@ -5,7 +5,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
 
-from jfluid.compile.padding import ladder
+from jfluid.compile.runtime.padding import ladder
 
 Sizes = dict[str, int]
 _MOST = 9
@@ -19,7 +19,7 @@ Form = tuple[tuple[str, int], ...]
 
 
 class Buckets:
-    """The sizes for which a step is compiled.
+    """Sizes for which a step is compiled.
 
     A batch that fits no bucket gets a coarse bucket, which holds many sizes. A finer bucket comes once padding has
     wasted the work of a number of steps: the bucket that would have saved most for the batches so far. Only sizes
@@ -27,8 +27,8 @@ class Buckets:
 
     Args:
         work: returns the number of elements of the feeds at given sizes.
-        unit: the number of which each size is a multiple.
-        said: sizes that the user has given, the smallest first; a batch gets the smallest that holds it.
+        unit: a divisor of each size.
+        said: sizes that the user has given, the smallest first; a batch gets the smallest size that holds it.
     """
 
     def __init__(
@@ -44,7 +44,7 @@ class Buckets:
         self._wasted = 0.0  # in steps
 
     def choose(self, need: Mapping[str, int]) -> Sizes:
-        """Return the sizes to pad a batch to: those of a known bucket, or of a new one."""
+        """Return the sizes to pad a batch to: the sizes of a known bucket, or of a new bucket."""
         need = {n: self._given(n, size) or size for n, size in need.items()}
         fine = self._rounded(need, _FINE)
         self._count(fine)
@@ -61,7 +61,7 @@ class Buckets:
         return self._best(need) or best
 
     def holding(self, need: Mapping[str, int]) -> list[Sizes]:
-        """Return the known buckets that hold a batch, that of least work first."""
+        """Return the known buckets that hold a batch, in order of work."""
         return sorted((b for b in self._known if self._fits(need, b)), key=self._work)
 
     def _given(self, name: str, size: int) -> int:
@@ -69,7 +69,7 @@ class Buckets:
         return next((s for s in self._said.get(name, ()) if s >= size), 0)
 
     def _fits(self, need: Mapping[str, int], bucket: Mapping[str, int]) -> bool:
-        """True if a bucket holds a batch, and has the sizes that the user has given."""
+        """Return True if a bucket holds a batch, and has the sizes that the user has given."""
         given = {n: self._given(n, size) for n, size in need.items()}
         return all(bucket[n] == given[n] if given[n] else bucket[n] >= size for n, size in need.items())
 
@@ -91,7 +91,7 @@ class Buckets:
         self._came[form] += 1
 
     def _candidates(self) -> list[Sizes]:
-        """Return the sizes that came, and the least that hold two of them."""
+        """Return the observed sizes, and the smallest sizes that hold each pair of observed sizes."""
         few = [dict(form) for form, _ in self._came.most_common(_FEW_FORMS)]
         joined = [{n: max(size, b[n]) for n, size in a.items()} for a, b in itertools.combinations(few, 2)]
         return [*map(dict, self._came), *joined]

@@ -1,4 +1,4 @@
-"""Symbolic dimensions: which sizes of a traced step vary, and how they follow from sizes of the feeds.
+"""Symbolic dimensions: the varying sizes of a traced step, as functions of the feeds' sizes.
 
 A step is traced at several samples of the sizes that vary. A size in the trace is therefore a tuple of
 integers, one for each sample; a size that is the same at all samples is a constant.
@@ -17,7 +17,7 @@ Samples = tuple[int, ...]
 
 
 class NoRule(Exception):
-    """A traced step cannot run at padded sizes.
+    """Error of a traced step that cannot run at padded sizes.
 
     Attributes:
         scope: name stack of the operation without a rule; empty where it is not one operation.
@@ -33,7 +33,7 @@ def first_line(error: Exception) -> str:
 
 @dataclass(frozen=True)
 class Symbol:
-    """A size that varies.
+    """Size that varies.
 
     Attributes:
         samples: its size at each sample. Two symbols with the same samples are the same symbol.
@@ -59,7 +59,7 @@ ONE = constant(1)
 
 
 def is_constant(dim: Dim) -> bool:
-    """True if no size of the dimension varies."""
+    """Return True if no size of the dimension varies."""
     return all(isinstance(factor, int) for segment in dim for factor in segment)
 
 
@@ -103,7 +103,7 @@ class Table:
         return dim
 
     def find(self, samples: Samples) -> Dim | None:
-        """Return the dimension of these samples, or None if no known one has them."""
+        """Return the dimension of these samples, or None for unknown samples."""
         if len(set(samples)) == 1:
             return constant(samples[0])
         found = self._known.get(samples)
@@ -214,7 +214,7 @@ class Sizes:
 
 
 def leads(dim: Dim) -> bool:
-    """True if the data of a dimension come first and its padding last."""
+    """Return True if the data of a dimension come first and its padding last."""
     (segment, *more) = dim
     return not more and not any(isinstance(f, Symbol) for f in segment[1:])
 
@@ -227,7 +227,7 @@ def _product(values: Iterable[Any]) -> Any:
 
 
 def common(found: Sequence[Any], what: str) -> Any:
-    """Return what all samples have in common. Raises NoRule if they differ."""
+    """Return the value that all samples have in common. Raises NoRule if the samples differ."""
     if any(other != found[0] for other in found[1:]):
         raise NoRule(f"{what} differs with the sizes: {list(found)}")
     return found[0]

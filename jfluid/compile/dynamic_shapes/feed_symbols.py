@@ -1,4 +1,4 @@
-"""Which sizes of a segment's feeds vary, and which vary together, from the shapes that have come."""
+"""Symbols of a segment's feeds: sizes that vary, alone or together, found from observed shapes."""
 
 import functools
 import itertools
@@ -26,17 +26,17 @@ Shapes = tuple[tuple[int, ...], ...]
 
 @dataclass(frozen=True)
 class Longer:
-    """A fed dimension that is by some places longer than a symbol, as a sentence with its end."""
+    """Fed dimension that is longer than a symbol by a constant, as a sentence with its end."""
 
     name: str
     by: int
 
 
-# A fed dimension: a constant size, names of symbols whose product it is, or one that is longer.
+# A fed dimension: a constant size, the names of the factors of a product, or a `Longer`.
 FedDim = int | tuple[str, ...] | Longer
 _SLIGHTLY = 3  # places, by which a size may be longer in two batches by chance
 SAMPLES = 3  # sizes of each symbol at which a segment is traced
-SMALLEST = 2  # programs treat a size of 1 in another way: it is broadcast
+SMALLEST = 2  # programs treat a size of 1 differently: it is broadcast
 
 
 @dataclass(frozen=True)
@@ -44,11 +44,11 @@ class FeedSymbols:
     """Symbols of the feeds of a segment.
 
     Attributes:
-        names: of the symbols.
-        dims: of each feed, each dimension.
-        low: smallest size of each symbol that the observed batches have.
-        high: largest one.
-        unit: number of which all sizes of a symbol are multiples, such as 32 of images.
+        names: names of the symbols.
+        dims: each dimension of each feed.
+        low: smallest observed size of each symbol.
+        high: largest observed size of each symbol.
+        unit: a divisor of all sizes of a symbol, such as 32 of images.
     """
 
     names: tuple[str, ...]
@@ -107,10 +107,10 @@ class FeedSymbols:
     def said(self, names: Sequence[str], given: Mapping[str, Mapping[int, Sequence[int]]]) -> dict[str, list[int]]:
         """Return the sizes that the user has given for each symbol.
 
-        Raises FeedError for a dimension that is none, or a product of others.
+        Raises FeedError for a dimension that does not exist, or is a product of symbols.
 
         Args:
-            names: of the feeds.
+            names: names of the feeds.
             given: sizes by the name of a feed and its dimension.
         """
         found: dict[str, set[int]] = {}
@@ -129,8 +129,8 @@ class FeedSymbols:
                     continue
                 if len(own) > 1:
                     raise errors.FeedError(
-                        f"shape_buckets: dimension {at} of {name} is the product of other sizes that vary: give "
-                        "the sizes of those"
+                        f"shape_buckets: dimension {at} of {name} is a product of varying sizes: give "
+                        "the sizes of its factors"
                     )
                 found.setdefault(own[0], set()).update(sizes)
         return {symbol: sorted(sizes) for symbol, sizes in found.items()}
@@ -141,10 +141,10 @@ class FeedSymbols:
 
 
 class Sampled:
-    """The samples at which a computation is traced, or its shapes are inferred.
+    """Samples at which a computation is traced, or its shapes are inferred.
 
     Args:
-        low, high: sizes of each symbol between which what the samples show holds.
+        low, high: sizes of each symbol between which the samples hold.
 
     Attributes:
         symbols: as given.
@@ -187,12 +187,12 @@ def symbols_in(fed: Iterable[Sequence[Dim]]) -> list[Symbol]:
 
 
 def is_large(sizes: Mapping[str, int] | None) -> bool:
-    """True for sizes that are symbols': programs treat those of 0 and 1 in another way."""
+    """Return True if symbols can have these sizes: programs treat sizes of 0 and 1 differently."""
     return sizes is not None and all(size >= SMALLEST for size in sizes.values())
 
 
 def symbols_of(shapes: Iterable[Shapes]) -> FeedSymbols | None:
-    """Return the symbols of batches of these shapes, without those that have sizes of 0 and 1; None for too few.
+    """Return the symbols of observed batches, without batches of sizes 0 and 1; None for too few batches.
 
     Raises NoRule if ranks differ.
     """
@@ -207,7 +207,7 @@ def symbols_of(shapes: Iterable[Shapes]) -> FeedSymbols | None:
 
 
 def ranges(symbols: FeedSymbols) -> Iterator[tuple[Mapping[str, int], Mapping[str, int]]]:
-    """Yield the least and the most sizes between which to trace: wide ones, and those that have come."""
+    """Yield the lowest and highest sizes between which to trace: wide ranges first, then the observed range."""
     yield (
         {name: max(SMALLEST, size // 2) for name, size in symbols.low.items()},
         {name: 2 * size for name, size in symbols.high.items()},
@@ -252,7 +252,7 @@ def _longer(samples: tuple[int, ...], known: _Known) -> Longer | None:
 
 
 def _product(samples: tuple[int, ...], known: _Known) -> tuple[str, ...] | None:
-    """Return two symbols whose product a size is in each batch."""
+    """Return two symbols that have a size as their product in each batch."""
     single = _single(known)
     for (a, names), (b, others) in itertools.permutations(single, 2):
         if len(samples) > 2 and all(x * y == s for x, y, s in zip(a, b, samples)):
@@ -265,9 +265,9 @@ def samples_between(
 ) -> dict[str, tuple[int, ...]]:
     """Return three sizes of each symbol at which a step is traced: the lowest, one between, the highest.
 
-    No two symbols have the same sizes: those above the lowest follow from different primes, so that
-    products of symbols are told apart. Even and odd sizes are among them: a program may treat these in
-    different ways.
+    No two symbols have the same sizes: the sizes above the lowest follow from different primes, so that
+    products of symbols are told apart. The sizes include even and odd numbers: a program may treat these
+    differently.
     """
     found: dict[str, tuple[int, ...]] = {}
     used = set[int]()

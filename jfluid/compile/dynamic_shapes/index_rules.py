@@ -110,11 +110,11 @@ def _scatter(fill: Any) -> Any:
 
 
 def _dropped(run: Interpreter, operation: Operation, updates: Padded, places: Array, batch: Sequence[int]) -> Array:
-    """Return places for updates, with those of padding beyond the operand's end."""
+    """Return places for updates; the places of padding are beyond the operand's end."""
     for column, i in enumerate(batch):
         if not is_constant(updates.dims[i]):
             if operation.params["mode"] != _DROPS:
-                raise NoRule("a scatter that does not drop what is out of bounds")
+                raise NoRule("a scatter that does not drop indices out of bounds")
             mask = along(run.sizes.mask(updates.dims[i]), column, places.ndim)
             places = jnp.where(mask, places, np.iinfo(places.dtype).max)
     return places

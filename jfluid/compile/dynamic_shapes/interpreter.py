@@ -1,9 +1,8 @@
 """Evaluate a traced step at padded sizes.
 
-Each operation of the trace is applied to padded arrays. An operation that computes with each element by
-itself needs nothing. An operation that mixes elements along a padded dimension (a sum, a product of
-matrices, a sort) first gets its neutral element in the padding, by a mask. Padding may hold any number,
-NaN among them: nothing of it reaches data.
+Each operation of the trace is applied to padded arrays. An elementwise operation needs no rule. An operation that mixes
+elements along a padded dimension (a sum, a matrix product, a sort) first gets its neutral element in the padding, by a
+mask. Padding may hold any number, also NaN: nothing of it reaches data.
 """
 
 import contextlib
@@ -29,7 +28,7 @@ from jfluid.compile.dynamic_shapes.dims import (
     merged,
     samples_of,
 )
-from jfluid.compile.primitives import CALLS
+from jfluid.compile.rewrites.primitives import CALLS
 
 
 @dataclass(slots=True)
@@ -46,12 +45,12 @@ class Padded:
 
 
 class Operation:
-    """One operation of a step that was traced at several samples of its sizes.
+    """Operation of a step that was traced at several samples of the sizes.
 
     Attributes:
-        primitive: its JAX primitive.
-        params: its parameters at the first sample.
-        all_params: its parameters at each sample.
+        primitive: the JAX primitive.
+        params: the parameters at the first sample.
+        all_params: the parameters at each sample.
     """
 
     def __init__(self, equations: Sequence[Any]):
@@ -72,7 +71,7 @@ class Operation:
         return shapes_at_samples([e.outvars[number].aval for e in self._equations])
 
     def is_constant(self) -> bool:
-        """True if no size of a result varies."""
+        """Return True if no size of a result varies."""
         first, *others = ([getattr(v.aval, "shape", ()) for v in e.outvars] for e in self._equations)
         return all(other == first for other in others)
 
@@ -96,7 +95,7 @@ def rule(*names: str) -> Callable[[Rule], Rule]:
 
 
 class Interpreter:
-    """Evaluates a trace at the sizes of one bucket.
+    """Evaluator of a trace at the sizes of one bucket.
 
     Args:
         table: dimensions by their samples.
@@ -169,7 +168,7 @@ class Interpreter:
         return tuple(map(self.table.named, operation.results(number)))
 
     def masked(self, value: Padded, axes: Sequence[int], fill: Any) -> Any:
-        """Return the array with `fill` in the padding of some of its dimensions."""
+        """Return the array with `fill` in the padding of given dimensions."""
         varying = [axis for axis in axes if not is_constant(value.dims[axis])]
         if not varying:
             return value.array
@@ -188,7 +187,7 @@ class Interpreter:
         return found
 
     def _mask(self, dim: Dim, axis: int, shape: tuple[int, ...]) -> Array:
-        """Return which elements of an array hold data, as to one of its dimensions."""
+        """Return the mask of the elements that hold data along a dimension."""
         vector, whole = (dim,), (dim, axis, shape)
         if vector not in self._masks:
             self._masks[vector] = self.sizes.mask(dim)
@@ -198,7 +197,7 @@ class Interpreter:
 
     @contextlib.contextmanager
     def inside(self) -> Iterator[None]:
-        """Evaluate under a trace of its own, such as of a loop's body: nothing made in it is used outside."""
+        """Evaluate inside an inner trace, such as of a loop's body: the outer trace uses no value made inside."""
         outer = self._masks, self._masked
         self._masks, self._masked = dict(self._masks), dict(self._masked)
         try:
@@ -207,7 +206,7 @@ class Interpreter:
             self._masks, self._masked = outer
 
     def laid_out(self, value: Padded, dims: Sequence[Dim]) -> Any:
-        """Return an array whose padding lies as `dims` have it. Raises NoRule for other sizes."""
+        """Return an array with its padding at the places of `dims`. Raises NoRule for other sizes."""
         array = value.array
         for axis, (own, dim) in enumerate(zip(value.dims, dims, strict=True)):
             if own == dim or [*map(merged, own)] == [*map(merged, dim)]:
@@ -230,7 +229,7 @@ class Interpreter:
         return Padded(self.number([np.asarray(s).item() for s in samples], np.dtype(dtype)))
 
     def number(self, samples: Sequence[Any], dtype: np.dtype) -> Any:
-        """Compute a number from true sizes, by what it is at the samples. Raises NoRule."""
+        """Compute a number from true sizes, given its values at the samples. Raises NoRule."""
         if len(set(samples)) == 1:
             return jnp.asarray(samples[0], dtype)
         for dim in self.table.products():
@@ -329,7 +328,7 @@ def highest(dtype: Any) -> Any:
 
 
 def same_params(operation: Operation) -> bool:
-    """True if all parameters are the same at each sample, jaxprs aside."""
+    """Return True if all parameters except jaxprs are the same at each sample."""
     first, *others = operation.all_params
     return all(
         first[name] == other[name]
@@ -339,7 +338,7 @@ def same_params(operation: Operation) -> bool:
     ) and not any(hasattr(v, "eqns") or hasattr(v, "jaxpr") for n, v in first.items() if n != "update_jaxpr")
 
 
-_SHORT = 16  # elements of an array, each of which may follow from the sizes
+_SHORT = 16  # most elements of an array that may follow from the sizes, element by element
 _FLOATS: tuple[Callable[[Any], Any], ...] = (
     lambda n: n,
     lambda n: 1 / n,

@@ -44,7 +44,7 @@ def _condition(run: Interpreter, operation: Operation, values: Sequence[Padded])
 
     arrays = lax.switch(index.array, list(map(branch, branches)), *_arrays(operands))
     if any(other != found[0] for other in found):
-        raise NoRule("a condition whose branches give other shapes")
+        raise NoRule("a condition with results of different shapes")
     return _wrapped(arrays, found[0])
 
 

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from jfluid.compile import update_order
+from jfluid.compile import update_dependencies
 from jfluid.compile.dynamic_shapes.dims import (
     ONE,
     Dim,
@@ -36,7 +36,7 @@ from jfluid.compile.dynamic_shapes.interpreter import (
     resized,
     rule,
 )
-from jfluid.compile.primitives import CALLS, ELEMENTWISE
+from jfluid.compile.rewrites.primitives import AWAITED, CALLS, ELEMENTWISE
 
 _OTHER_ELEMENTWISE = (
     "random_wrap random_unwrap random_fold_in bessel_i0e bessel_i1e digamma lgamma igamma igammac "
@@ -56,7 +56,7 @@ def _elementwise(run: Interpreter, operation: Operation, values: Sequence[Padded
 
 
 def _together(run: Interpreter, values: Sequence[Padded]) -> tuple[list[Any], tuple[Dim, ...]]:
-    """Return arrays whose padding lies alike, and the dimensions of what is computed from their elements."""
+    """Return arrays with padding at the same places, and the dimensions of an elementwise result."""
     rank = max(len(v.dims) for v in values)
     full = [v.dims for v in values if len(v.dims) == rank]
     dims = []
@@ -75,8 +75,8 @@ def _together(run: Interpreter, values: Sequence[Padded]) -> tuple[list[Any], tu
 
 @rule(*CALLS)
 def _call(run: Interpreter, operation: Operation, values: Sequence[Padded]) -> Any:
-    if operation.params.get("name") == update_order.AWAITED:
-        return Padded(update_order.zero_of(values[0].array))
+    if operation.params.get("name") == AWAITED:
+        return Padded(update_dependencies.zero_of(values[0].array))
     return run.inline(operation.each(CALLS[operation.name]), values)
 
 
@@ -120,7 +120,7 @@ def _stack(run: Interpreter, operation: Operation, values: Sequence[Padded]) -> 
 def _unstack(run: Interpreter, operation: Operation, values: Sequence[Padded]) -> Any:
     (value,), axis = values, operation.params["axis"]
     if not is_constant(value.dims[axis]):
-        raise NoRule("as many results as a size that varies")
+        raise NoRule("a number of results that varies")
     dims = tuple(d for i, d in enumerate(value.dims) if i != axis)
     return [Padded(array, dims) for array in operation.bind(value.array)]
 
@@ -171,7 +171,7 @@ def _reshape(run: Interpreter, operation: Operation, values: Sequence[Padded]) -
 
 
 def _reshaped_by_index(run: Interpreter, operation: Operation, value: Padded) -> Padded:
-    """Reshape an array whose padding lies in other places afterwards. Raises NoRule."""
+    """Reshape an array if its padding moves to other places. Raises NoRule."""
     dims = run.results(operation)
     flat: Any = jnp.zeros((), jnp.int64)
     for dim in dims:  # the number of each element among data
@@ -217,7 +217,7 @@ def regrouped(table: Table, dims: Sequence[Dim], wanted: Sequence[Samples]) -> t
 
 
 def _regrouped_whole(table: Table, dims: Sequence[Dim], wanted: Sequence[Samples]) -> tuple[Dim, ...]:
-    """As `regrouped`, where dimensions stay whole and dimensions of 1 come and go."""
+    """Regroup dimensions, as `regrouped`, if dimensions stay whole and dimensions of 1 come and go."""
     left = [dim for dim in dims if dim != ONE]
     found = []
     for samples in wanted:
@@ -324,9 +324,7 @@ def _taken(run: Interpreter, value: Padded, axis: int, begin: Samples, end: Samp
 
 
 def _place(run: Interpreter, dim: Dim, begin: Samples, end: Samples) -> tuple[int, Dim] | None:
-    """Return the padded place at which a stretch begins, and its dimension, where that is known while the
-    step is traced; else None.
-    """
+    """Return the padded start and the dimension of a range, or None if the trace does not determine both."""
     segments, count = _divided(dim), run.table.count
     places = [(0,) * count]  # where segments begin and end, at each sample
     for segment in segments:
@@ -405,7 +403,7 @@ def _pad(run: Interpreter, operation: Operation, values: Sequence[Padded]) -> An
 
 
 def _extended(run: Interpreter, value: Padded, fill: Any, axis: int, config: tuple[int, int, int]) -> Padded:
-    """Pad one dimension by as many places at all sizes."""
+    """Pad one dimension by the same number of places at all sizes."""
     before, after, inside = map(int, config)
     dim, changes = value.dims[axis], [(0, 0, 0)] * len(value.dims)
     changes[axis] = before, after, inside

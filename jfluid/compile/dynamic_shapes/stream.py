@@ -1,8 +1,8 @@
-"""A segment whose feeds change shape: a few executables for a stream of many shapes.
+"""Segment for a stream of feeds with many shapes: a few executables serve all shapes.
 
-The first shapes are compiled as they are. From the third on the segment is traced at three samples of the
+The first shapes are compiled without padding. From the third on the segment is traced at three samples of the
 sizes that vary, and batches are padded to buckets: one executable for each bucket, in which padding is
-masked. A segment for which that is not possible is compiled for each shape, and says so once.
+masked. A segment that cannot be padded is compiled for each shape, and warns once.
 """
 
 import functools
@@ -41,19 +41,19 @@ from jfluid.compile.dynamic_shapes.feed_symbols import (
     trimmed_array,
 )
 from jfluid.compile.dynamic_shapes.interpreter import Interpreter, Padded, compare, parts_of
-from jfluid.compile.kept_executables import Beside
-from jfluid.compile.lru_cache import LruCache
 from jfluid.compile.plan import Item
+from jfluid.compile.runtime.executable_cache import Beside
+from jfluid.compile.runtime.lru_cache import LruCache
 from jfluid.ops.ragged import Ragged
 
-_RULES = (rules, index_rules, loop_rules, window_rules)  # to import them registers their rules
-_EXACT_FIRST = 2  # shapes that are compiled as they are before any is padded
+_RULES = (rules, index_rules, loop_rules, window_rules)  # their import registers the rules
+_EXACT_FIRST = 2  # shapes that are compiled without padding at first
 _MOST_OBSERVED = 64
 # How often a segment is traced for sizes that earlier traces do not hold for, and in vain.
 _MOST_TRACED, _MOST_REFUSED = 8, 2
 _MOST_EXECUTABLES = 16
-_NOT_LOWERED = "Cannot lower jaxpr"  # how JAX's error begins, of operations whose sizes contradict each other
-_MOST_EXACT = 1024  # shapes that are remembered to be compiled as they are
+_NOT_LOWERED = "Cannot lower jaxpr"  # beginning of JAX's error for contradicting sizes
+_MOST_EXACT = 1024  # most remembered shapes without padding
 
 # `(donated, kept, key) -> (results, flags)`
 Run = Callable[[tuple[Any, ...], tuple[Any, ...], Any], Any]
@@ -72,11 +72,11 @@ class Call(Protocol):
 
 
 class Segment(Protocol):
-    """A segment, as a stream sees it.
+    """Interface of segments that a stream runs.
 
     Attributes:
         kept: names of arguments that are not donated.
-        items: its operators.
+        items: the segment's operators.
     """
 
     kept: list[str]
@@ -97,39 +97,40 @@ class Segment(Protocol):
         identity: Sequence[Any],
         beside: Beside,
     ) -> Call:
-        """Return the jitted segment whose results `evaluate` computes, from arguments by name, the key,
-        and the true sizes, which follow the other arguments.
+        """Return the jitted segment that `evaluate` computes at padded sizes.
+
+        `evaluate` takes arguments by name, the key, and the true sizes, which follow the other arguments.
 
         Args:
-            identity: what tells it from others that are padded.
-            beside: what is kept on disk with its executable.
+            identity: values that identify the padded segment among the segment's padded forms.
+            beside: further contents of the executable's file.
         """
 
 
-class Replicas(Protocol):
-    """How feeds and results of replicas are divided."""
+class FeedShares(Protocol):
+    """Division of feeds and results among replicas."""
 
     def shares(self, name: str, value: Any) -> Sequence[Any] | None:
         """Return the array that each replica has of a feed; None for a feed that is no dense array."""
 
     def together(self, parts: Sequence[np.ndarray]) -> Any:
-        """Return the result of all replicas, of those of each."""
+        """Return the joined result from the result of each replica."""
 
     def check_exact(self, values: Mapping[str, Any]) -> None:
         """Raise FeedError for feeds, by name, that only run padded."""
 
 
 class Traced(Sampled):
-    """A segment that is traced at samples of the sizes that vary, when it is first evaluated.
+    """Segment that is traced at samples of the varying sizes at its first evaluation.
 
     Args:
         low, high: sizes of each symbol between which the segment runs.
-        record: returns the jaxpr of the segment for shapes of its feeds.
+        record: returns the jaxpr of the segment for shapes of the feeds.
         said: sizes of symbols that the user has given.
 
     Attributes:
-        compiled: sizes of the buckets that have executables, or whose steps wait for them.
-        results: dimensions of each result, once it was evaluated.
+        compiled: sizes of the buckets that have executables, or that steps wait for.
+        results: dimensions of each result, after the evaluation.
     """
 
     def __init__(
@@ -152,20 +153,20 @@ class Traced(Sampled):
         return next((b for b in self.buckets.holding(need) if tuple(b.items()) in self.compiled), None)
 
     def identity(self, bucket: Mapping[str, int], batch: Mapping[str, int]) -> tuple[Any, ...]:
-        """Return what tells the segment at the sizes of a bucket from others, in all processes.
+        """Return the values that identify the segment at the sizes of a bucket, in all processes.
 
         Args:
-            batch: sizes of the first one that it is for.
+            batch: sizes of the first batch in the bucket.
         """
         symbols = self.symbols
         return symbols.names, symbols.dims, symbols.unit, self.samples, bucket, batch
 
     def noted(self) -> Any:
-        """See `kept_executables.Beside`."""
+        """See `executable_cache.Beside`."""
         return self.results
 
     def learn(self, noted: Any) -> None:
-        """See `kept_executables.Beside`."""
+        """See `executable_cache.Beside`."""
         self.results = noted
 
     @functools.cached_property
@@ -189,13 +190,13 @@ class Traced(Sampled):
         platform: str,
         witness: tuple[Mapping[str, int], Shapes],
     ) -> list[Any]:
-        """Trace the segment at the sizes of a bucket; returns its results. Raises NoRule.
+        """Trace the segment at the sizes of a bucket; return the results. Raises NoRule.
 
         Args:
             true: int64 [number of symbols], the true sizes of the batch.
-            arguments: arrays, those that are fed by their number among all feeds, others by less than 0.
-            witness: sizes of a batch, and shapes of its feeds, for which the segment is traced, too: it
-                holds the samples against sizes that come.
+            arguments: arrays by number: feeds by their number among all feeds, all further arguments by negative numbers.
+            witness: sizes of a batch, and shapes of its feeds. The segment is also traced for the witness, which
+                checks that the samples hold.
         """
         batch, shapes = witness
         traces = [*self._traces, self._record(shapes)]
@@ -214,14 +215,13 @@ class Traced(Sampled):
 
 
 class ShapeStream:
-    """Runs a segment for a stream of shapes.
+    """Runner of a segment for a stream of shapes.
 
     Args:
-        exact: runs the segment, compiled for the shapes of its arguments; None where the caller does.
-        state: names of arguments whose shapes do not change.
+        exact: runs the segment, compiled for the shapes of the arguments; None if the caller does.
+        state: names of arguments with constant shapes.
         platform: "cpu" or "gpu".
-        replicas: of which each has its share of a batch, with sizes of its own. None where the batch
-            is not divided.
+        replicas: division of a batch among replicas, where the sizes of shares differ; None for an undivided batch.
     """
 
     def __init__(
@@ -230,7 +230,7 @@ class ShapeStream:
         exact: Any,
         state: Sequence[str],
         platform: str,
-        replicas: Replicas | None = None,
+        replicas: FeedShares | None = None,
     ):
         self._segment = weakref.ref(segment)  # which has this stream
         self._exact_call, self._platform = exact, platform
@@ -257,7 +257,7 @@ class ShapeStream:
         return self._exact_call(donated, kept, key)
 
     def padded(self, donated: tuple[Any, ...], kept: tuple[Any, ...], key: Any) -> Any:
-        """Return what a run at padded sizes gives; None for shapes that run as they are."""
+        """Return the results of a run at padded sizes, or None for shapes that run without padding."""
         if not self._pads:
             return None
         shares = self._shares(kept)
@@ -292,7 +292,7 @@ class ShapeStream:
         return segment
 
     def _are_arrays(self, shares: Sequence[Sequence[Any]]) -> bool:
-        """True if all feeds are arrays without sequences."""
+        """Return True if all feeds are arrays without sequences."""
         return all(isinstance(v, np.ndarray | jax.Array) for own in shares for v in own)
 
     def _ways(
@@ -396,7 +396,7 @@ class ShapeStream:
         shares: Sequence[Sequence[Any]],
         kept: tuple[Any, ...],
     ) -> tuple[Any, ...]:
-        """Return the arguments `kept` at the sizes of a bucket, and behind them the true sizes."""
+        """Return the arguments `kept` at the sizes of a bucket, followed by the true sizes."""
         padded, true = Sizes(bucket, {}), [Sizes(own, {}) for own in sizes]
         arguments: list[Any] = list(kept)
         for at, (i, dims) in enumerate(zip(self._fed, traced.fed)):
@@ -421,7 +421,7 @@ class ShapeStream:
         kept: tuple[Any, ...],
         key: Any,
     ) -> Record:
-        """Return what traces the segment, as one replica runs it, for shapes of its feeds."""
+        """Return a function that traces the segment, as one replica runs it, for shapes of the feeds."""
         own: list[Any] = list(kept)
         for i, value in zip(self._fed, shares[0]):
             own[i] = value
@@ -442,7 +442,7 @@ class ShapeStream:
                 return traced.evaluate(bucket, true, arguments, self._platform, witness)
             except NoRule:
                 raise
-            except Exception as error:  # a size of 1 at a sample that is none at others, for one
+            except Exception as error:  # for example a size that is 1 at one sample only
                 text = f"its operators do not take padded sizes ({first_line(error)})"
                 raise NoRule(text) from error
 
@@ -467,12 +467,12 @@ class ShapeStream:
 
 
 class ExactShapes:
-    """Runs a segment compiled for each shape of its feeds; warns of the third one.
+    """Segment that is compiled for each shape of the feeds; it warns at the third shape.
 
     Args:
         exact: runs the segment.
-        fed: which of its arguments beside the donated ones are feeds.
-        because: why nothing is padded.
+        fed: numbers of the arguments that are feeds, without the donated arguments.
+        because: the reason for exact shapes.
     """
 
     def __init__(self, exact: Run, fed: Sequence[int], because: str):
@@ -485,7 +485,7 @@ class ExactShapes:
         return self._exact(donated, kept, key)
 
     def _note(self, feeds: Sequence[Any]) -> None:
-        # Replicas whose shares differ in their rows have rows without levels.
+        # The rows of replicas with uneven shares have no levels.
         arrays = [v.values if isinstance(v, Ragged) and not v.levels else v for v in feeds]
         if self._seen is None or not all(isinstance(v, np.ndarray | jax.Array) for v in arrays):
             self._seen = None  # sequences have buckets of their own
@@ -505,10 +505,10 @@ def _warn(because: str) -> None:
 
 
 def _run_together(batch: Batch) -> bool:
-    """Return whether shares of a batch differ in their rows alone: then they run without padding."""
+    """Return True if shares of a batch differ in their rows alone: the batch then runs without padding."""
     return all(own[1:] == first[1:] for shapes in batch for own, first in zip(shapes, batch[0]))
 
 
 def _shapes_of(value: Any) -> Any:
-    """What tracing needs of an argument."""
+    """Return the abstract arrays of an argument."""
     return jax.tree.map(lambda v: jax.ShapeDtypeStruct(np.shape(v), v.dtype), value)

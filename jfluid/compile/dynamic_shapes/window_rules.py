@@ -74,7 +74,7 @@ def _convolution(run: Interpreter, operation: Operation, values: Sequence[Padded
     groups = operation.params["feature_group_count"] * operation.params["batch_group_count"]
     varying = [image.dims[batch], image.dims[feature], filters.dims[out], filters.dims[into]]
     if groups > 1 and not all(map(is_constant, varying[1:])):
-        raise NoRule("a grouped convolution over channels whose number varies")
+        raise NoRule("a grouped convolution over a varying number of channels")
     if operation.params["batch_group_count"] > 1 and not is_constant(varying[0]):
         raise NoRule("a grouped convolution over a batch that varies")
     dims: list[Dim] = [constant(0)] * len(image.dims)

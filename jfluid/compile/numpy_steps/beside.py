@@ -10,11 +10,11 @@ import jax
 import numpy as np
 
 from jfluid import flags, processes
-from jfluid.compile import jax_caches
 from jfluid.compile.numpy_steps import elementwise, indexing, shapes, sums
 from jfluid.compile.numpy_steps.interpreter import Interrupted, Listing, NoRule, host_value
+from jfluid.compile.runtime import jax_caches
 
-_RULES = (elementwise, shapes, sums, indexing)  # to import them registers their rules
+_RULES = (elementwise, shapes, sums, indexing)  # their import registers the rules
 # Seconds for which a first step is interpreted before its compilation begins, too. A shape that comes once costs none.
 _PATIENCE = 2.0
 THREAD = "jfluid-compile"
@@ -22,21 +22,21 @@ _one_at_a_time = threading.Lock()
 
 
 def device_of_interpreter(device: jax.Device) -> jax.Device | None:
-    """Return the device if steps on it are interpreted until they are compiled; None if they wait."""
+    """Return the device if steps are interpreted during their compilation; None if steps wait for it."""
     fixed = flags.get("FLAGS_cudnn_deterministic") or processes.count() > 1
     wanted = flags.get("FLAGS_interpret_first_steps") and device.platform == "cpu"
     return device if wanted and not fixed else None
 
 
 class Beside:
-    """A traced function that is compiled in another thread, and interpreted meanwhile.
+    """Traced function that is interpreted while a thread compiles it.
 
     The compilation begins with the second call, or when the first takes long: many functions are called once.
 
     Args:
-        traced: what `jax.jit(...).trace` gives.
-        compile: returns the executable for arguments. These are held only while it compiles.
-        device: where results are put.
+        traced: result of `jax.jit(...).trace`.
+        compile: returns the executable for arguments. The arguments are held only while it compiles.
+        device: device of the results.
     """
 
     def __init__(self, traced: Any, compile: Callable[[Sequence[Any]], Any], device: jax.Device):
@@ -72,13 +72,13 @@ class Beside:
         except NoRule:
             self._listing = None
             return None
-        # Results may share memory with arguments and with each other. JAX takes NumPy arrays as they lie, and XLA may
-        # overwrite them: each gets memory of its own.
+        # Results may share memory with arguments and with each other. JAX does not copy NumPy arrays, and XLA may
+        # overwrite the memory: each result is copied.
         placed = jax.device_put([np.array(v) for v in found], self._device)
         return jax.tree.unflatten(self._results, placed)
 
     def compiled(self, arguments: Sequence[Any]) -> Any:
-        """Wait for the executable. Raises what its compilation raises."""
+        """Wait for the executable. Raises the errors of the compilation."""
         if self._thread is not None:
             self._thread.join()
         if self._error is not None:

@@ -26,7 +26,7 @@ def _filling(params: Params, dtype: Any) -> Any:
 def _starts(
     indices: Any, shape: Sequence[int], sizes: Sequence[int], dims: Sequence[int], clips: bool
 ) -> tuple[list[Any], Any]:
-    """Return where slices begin along each dimension of `dims`, made to fit, and which of them fit; None if all do."""
+    """Return the clipped starts of slices along each dimension of `dims`, and a mask of slices that fit (None: all)."""
     found, fits = [], None
     for at, dim in enumerate(dims):
         given, most = indices[..., at], shape[dim] - sizes[dim]
@@ -46,10 +46,10 @@ def _places(
     batch: Sequence[tuple[int, int]],
     batch_shape: Sequence[int],
 ) -> tuple[Any, ...]:
-    """Return an index for each dimension of an operand; together they have the shape (batch, slices).
+    """Return an index for each dimension of an operand; the indices together have the shape (batch, slices).
 
     Args:
-        dropped: dimensions of which slices have one element, and no dimension.
+        dropped: dimensions in which slices have one element, which the result drops.
         batch: dimensions of the operand, and of the indices, that run together.
     """
     rank = len(batch_shape)
@@ -75,7 +75,7 @@ def _places(
 
 
 def _are_rows(dims: Sequence[int], dropped: Sequence[int], sizes: Any, shape: Any) -> bool:
-    """True if slices are whole rows of the operand."""
+    """Return True if slices are whole rows of the operand."""
     return tuple(dims) == (0,) == tuple(dropped) and tuple(sizes[1:]) == tuple(shape[1:])
 
 

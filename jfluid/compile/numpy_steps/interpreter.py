@@ -11,8 +11,8 @@ import jax
 import numpy as np
 from jax.extend import core
 
-from jfluid.compile.lru_cache import LruCache
-from jfluid.compile.primitives import CALLS
+from jfluid.compile.rewrites.primitives import CALLS
+from jfluid.compile.runtime.lru_cache import LruCache
 
 # `(parameters of the operation, its operands) -> its result`, or a list of results.
 Rule = Callable[..., Any]
@@ -25,11 +25,11 @@ _OF_KEYS = frozenset(
 
 
 class Interrupted(Exception):
-    """The interpreter was asked to stop."""
+    """Signal that the interpreter was asked to stop."""
 
 
 class NoRule(Exception):
-    """The interpreter cannot run an operation of a jaxpr."""
+    """Error of an operation of a jaxpr that the interpreter cannot run."""
 
 
 def rule(*names: str) -> Callable[[Rule], Rule]:
@@ -43,7 +43,7 @@ def rule(*names: str) -> Callable[[Rule], Rule]:
 
 
 class _Operation(NamedTuple):
-    """One equation: what computes it, places of its operands and results, and of values that it was the last to read."""
+    """Equation with its rule, the places of operands and results, and the values that no later equation reads."""
 
     run: Callable[..., Any]
     operands: list[int]
@@ -53,13 +53,7 @@ class _Operation(NamedTuple):
 
 
 class Listing:
-    """A jaxpr, prepared to be run many times.
-
-    Args:
-        jaxpr: a ClosedJaxpr.
-
-    Raises NoRule if it has effects, or works with several devices.
-    """
+    """Jaxpr prepared for many runs."""
 
     def __init__(self, closed: Any):
         jaxpr = closed.jaxpr
@@ -143,7 +137,7 @@ def _function_of(eqn: Any) -> Callable[..., Any]:
 
 
 class _Alone:
-    """An operation that is compiled by itself, when it is run first."""
+    """Operation that is compiled by itself at its first run."""
 
     compiled: LruCache[Any] = LruCache(_MOST_COMPILED)
 
@@ -165,7 +159,7 @@ class _Alone:
 
 
 def is_key(aval: Any) -> bool:
-    """True if a value is a random key, or an array of them: its numbers are along one dimension more."""
+    """Return True if a value is an array of random keys, which has a further dimension for the numbers of a key."""
     return jax.numpy.issubdtype(aval.dtype, jax.dtypes.prng_key)
 
 

@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 
 from jfluid.compile.numpy_steps.interpreter import inner, is_key, rule
-from jfluid.compile.primitives import CALLS
+from jfluid.compile.rewrites.primitives import CALLS
 
 Params = dict[str, Any]
 
@@ -158,7 +158,7 @@ def _while(params: Params, *values: Any) -> Any:
     state = list(values[of_test + of_body :])
     while np.any(going := test.run([*first, *state])[0]):
         found = body.run([*second, *state])
-        if np.ndim(going):  # loops side by side: those that are over keep their values
+        if np.ndim(going):  # batched loops: a loop that has ended keeps its values
             found = [
                 np.where(np.reshape(going, going.shape + (1,) * (np.ndim(new) - going.ndim)), new, old)
                 for new, old in zip(found, state)

@@ -10,7 +10,7 @@ from jfluid.compile.numpy_steps.interpreter import RULES, rule
 from jfluid.compile.numpy_steps.shapes import padded
 
 Params = dict[str, Any]
-_FEW_TAPS = 32  # a depthwise window of at most so many elements is a loop over them
+_FEW_TAPS = 32  # most elements of a depthwise window that a loop computes
 
 
 def _reduction(name: str, reduce: Callable[..., Any]) -> None:
@@ -89,7 +89,7 @@ def _sort(params: Params, *values: Any) -> Any:
 
 @rule("top_k")
 def _top_k(params: Params, x: Any) -> Any:
-    """Of equal elements the first comes first."""
+    """Return the largest elements; equal elements keep their order."""
     axis, size = params.get("axis", x.ndim - 1), params["k"]
     x = np.moveaxis(x, axis, -1)
     order = x.shape[-1] - 1 - np.argsort(x[..., ::-1], kind="stable")[..., ::-1][..., :size]
@@ -221,7 +221,7 @@ def _grouped(
 
 
 def _of_windows(params: Params, x: Any, filling: Any) -> tuple[Any, Any]:
-    """Return an array with its padding, and the places of its windows."""
+    """Return an array with padding, and the places of the windows."""
     holes = params.get("base_dilation") or (1,) * x.ndim
     config = [(*edges, hole - 1) for edges, hole in zip(params["padding"], holes)]
     x = padded(x, filling, config)

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from jfluid import errors
-from jfluid.compile.lru_cache import LruCache
+from jfluid.compile.runtime.lru_cache import LruCache
 from jfluid.distributed.programs.server_program import Update, updates_of
 from jfluid.distributed.server.block_rule import BlockRules, block_rule_of
 from jfluid.distributed.server.variables_block import Variables, packed, unpacked

@@ -16,7 +16,7 @@ import jax
 import numpy as np
 
 from jfluid import errors
-from jfluid.compile.padding import ladder
+from jfluid.compile.runtime.padding import ladder
 from jfluid.distributed.programs.server_program import Update
 from jfluid.distributed.tables.compiled_function import Function, reads_of
 from jfluid.ir import schema

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from jfluid.compile.padding import ladder
+from jfluid.compile.runtime.padding import ladder
 from jfluid.engine import Prepared
 from jfluid.host import aligned_memory
 from jfluid.ir.variable import Variable

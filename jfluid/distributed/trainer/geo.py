@@ -9,7 +9,7 @@ import jax
 import numpy as np
 
 from jfluid import errors
-from jfluid.compile.padding import ladder
+from jfluid.compile.runtime.padding import ladder
 from jfluid.distributed.programs.trainer_program import TrainerProgram
 from jfluid.distributed.wire.connections import Connection, Gradients
 from jfluid.scope import Scope

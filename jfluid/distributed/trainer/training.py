@@ -12,8 +12,8 @@ import jax
 import numpy as np
 
 from jfluid import errors
-from jfluid.compile.device_feeds import FeedPlacer
-from jfluid.compile.feeds import named
+from jfluid.compile.runtime.device_feeds import FeedPlacer
+from jfluid.compile.runtime.feeds import named
 from jfluid.distributed.programs.trainer_program import LookUp, TrainerProgram
 from jfluid.distributed.trainer import local_state, row_gradients
 from jfluid.distributed.trainer.early_step import EarlyStep, buffer_of

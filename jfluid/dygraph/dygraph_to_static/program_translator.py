@@ -11,8 +11,8 @@ from typing import Any, Optional
 import numpy as np
 
 from jfluid import errors, io
-from jfluid.compile.executables import most_bytes
-from jfluid.compile.lru_cache import LruCache
+from jfluid.compile.runtime.executables import most_bytes
+from jfluid.compile.runtime.lru_cache import LruCache
 from jfluid.dygraph.base import enabled, real_variable
 from jfluid.dygraph.dygraph_to_static import runtime, source
 from jfluid.dygraph.dygraph_to_static.capturing import CapturingProgram

@@ -1,0 +1,27 @@
+"""Loops over sequences on CPUs: by machine code of our own where it is made for the arrays."""
+
+from jax import Array
+
+from jfluid.ops.ragged import Level
+from jfluid.ops.sequence_loops import GruArrays, GruForm, LstmArrays, LstmForm
+
+
+class RnnKernels:
+    """See `jfluid.ops.sequence_loops.SequenceLoops`."""
+
+    def lstm(self, x: Array, level: Level, arrays: LstmArrays, form: LstmForm) -> tuple[Array, Array] | None:
+        from jfluid.machine_code import direct_lstm  # LLVM, which few programs need
+
+        suits = direct_lstm.suits(x, arrays)
+        return direct_lstm.over_sequences(x, level, arrays, form) if suits else None
+
+    def gru(self, x: Array, level: Level, arrays: GruArrays, form: GruForm) -> Array | None:
+        from jfluid.machine_code import direct_gru  # as above
+
+        suits = direct_gru.suits(x, arrays)
+        return direct_gru.over_sequences(x, level, arrays, form) if suits else None
+
+    def maximum(self, x: Array, level: Level) -> tuple[Array, Array] | None:
+        from jfluid.machine_code import direct_maximum  # as above
+
+        return direct_maximum.over_sequences(x, level) if direct_maximum.suits(x, level) else None

@@ -1,0 +1,313 @@
+"""Executables in memory: one for each form of a function's arguments, within a limit of bytes for the process.
+
+The least recently used executables are dropped first. `jax.jit` would keep the trace and the lowered module of each
+executable, seven eighths of a small executable's memory (1.2 MB). So each executable is compiled ahead of time, by a
+jitted function that is dropped afterwards.
+"""
+
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from typing import Any, Protocol
+from weakref import ref
+
+import jax
+import numpy as np
+
+from jfluid import flags, record
+from jfluid.compile.numpy_steps.beside import Beside
+from jfluid.compile.runtime import jax_caches, library_fusions
+from jfluid.compile.runtime.lru_cache import LruCache
+from jfluid.host import heap
+
+FLAG = "FLAGS_compiled_max_bytes"
+# Native memory, measured on CPUs: of any executable, and for each byte in which XLA describes where its values are. Of
+# code XLA itself knows the size on GPUs only.
+_EACH, _FOR_PLACES = 200 << 10, 300
+_FEW = 8  # number of latest executables that always stay: a running step needs its executables
+_WORTH_GIVING_BACK = 32 << 20
+_MOST_BEGUN = 8  # forms of arguments that are interpreted
+_MOST_INTERPRETED = 256 << 20  # most bytes of arguments to interpret: the interpreter copies arguments
+# Code and data of an executable lie in 4 to 200 mappings of memory, and Linux gives a process 65,530. The number
+# in use is looked up after each `_LOOK_AT_MAPPINGS` executables.
+_LOOK_AT_MAPPINGS = 16
+_MAPPINGS, _MOST_MAPPINGS = "/proc/self/maps", "/proc/sys/vm/max_map_count"
+
+Arguments = Sequence[Any]
+# Shape and dtype of an array; None for no value; of a sequence the forms of its values.
+Form = Any
+Place = tuple[int, int]  # of a value: which argument, and which of its values; -1 for an argument that is no sequence
+
+
+class Entry(Protocol):
+    """Storage of a function's executables beyond the memory of the process."""
+
+    def load_or_compile(
+        self, fresh: Callable[[], Any], arguments: Arguments
+    ) -> tuple[Any, Callable[[Any], None]] | None:
+        """Return an executable and a consumer of the first run's results, or None for uncacheable arguments."""
+
+    def load(self, arguments: Arguments) -> Any:
+        """Return the stored executable, or None."""
+
+
+def most_bytes() -> int:
+    """Return the limit of bytes: the flag's, or a thirty-second of the memory.
+
+    The limit is at least 512 MiB, if that is at most a quarter of the memory.
+    """
+    memory = heap.memory_bytes()
+    return int(flags.get(FLAG)) or max(memory // 32, min(512 << 20, memory // 4))
+
+
+class Executable:
+    """Compiled function for arguments of one form.
+
+    Attributes:
+        run: calls the executable.
+        bytes: approximate memory of the executable.
+        used: True if it was called again since memory was short.
+    """
+
+    __slots__ = ("__weakref__", "bytes", "forms", "owner", "places", "run", "used")
+
+    def __init__(self, run: Any, arguments: Arguments, owner: "ref[Executables]"):
+        self.run, self.owner, self.used = run, owner, False
+        self.forms, self.places = _forms(arguments), _places(arguments)
+        stats = run.memory_analysis()
+        described = len(getattr(stats, "serialized_buffer_assignment_proto", b""))
+        code = int(getattr(stats, "generated_code_size_in_bytes", 0))
+        self.bytes = _EACH + code + _FOR_PLACES * described
+
+
+class Kept:
+    """All executables of this process, by weak references: executables belong to their functions. Thread-safe."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._held: list[ref[Executable]] = []  # the oldest first
+        self._added = 0
+
+    def __iter__(self) -> Iterator[Executable]:
+        """Yield the executables that still exist."""
+        return (found for held in self._held if (found := held()) is not None)
+
+    @property
+    def bytes(self) -> int:
+        """Memory of all executables in bytes."""
+        return sum(found.bytes for found in self)
+
+    def add(self, new: Executable) -> None:
+        """Add an executable. If memory is short, drop the oldest executables, first the ones that were called once."""
+        with self._lock:
+            self._held = [*map(ref, self), ref(new)]
+            gone = self._make_room()
+        if gone >= _WORTH_GIVING_BACK:
+            heap.give_back()
+
+    def _make_room(self) -> int:
+        """Drop executables over the limit, and an eighth of the limit more; return the bytes that were dropped."""
+        total, most, gone = self.bytes, most_bytes(), 0
+        self._added += 1
+        if self._added % _LOOK_AT_MAPPINGS == 0 and _few_mappings_are_left():
+            most = min(most, total - 1)
+        if total <= most:
+            return 0
+        every = list(self)
+        latest, others = every[-_FEW:], sorted(every[:-_FEW], key=lambda found: found.used)
+        while total - gone > most - most // 8 and others:
+            old = others.pop(0)
+            owner = old.owner()
+            if owner is not None:
+                owner.forget(old)
+            gone += old.bytes
+        stay = others + latest
+        for found in stay:
+            found.used = False
+        self._held = list(map(ref, stay))
+        return gone
+
+
+KEPT = Kept()
+
+
+class Executables:
+    """Function that is compiled for each form of arguments, at the first call with the form.
+
+    Args:
+        fresh: returns `jax.jit` of the function anew; its traces go away together with the jitted function.
+        entry: storage of executables beyond this process.
+        interprets: the device on which the function is interpreted until it is compiled; None to wait for its
+            compilation.
+    """
+
+    def __init__(
+        self,
+        fresh: Callable[[], Any],
+        entry: Entry | None = None,
+        interprets: jax.Device | None = None,
+    ):
+        self._fresh, self._entry, self._interprets = fresh, entry, interprets
+        self._begun = LruCache[Beside](_MOST_BEGUN)
+        self._all: dict[Form, Executable] = {}
+        self._only: Executable | None = None  # if there is one
+        # the places where the forms differ, and the executables by their forms at these places
+        self._differ: list[Place] = []
+        self._found: dict[Form, Executable] = {}
+
+    def __call__(self, *arguments: Any) -> Any:
+        found = self._only
+        if found is None and self._found:
+            found = self._found.get(tuple([_form(_at(arguments, p)) for p in self._differ]))
+        if found is not None:
+            found.used = True
+            try:
+                return found.run(*arguments)
+            except (TypeError, ValueError):  # it has not run: the arguments have a different form
+                if found.forms == _forms(arguments):
+                    self.forget(found)  # the arguments are on a different device
+        return self._run_other(arguments)
+
+    def trace(self, *arguments: Any) -> Any:
+        """Return the function as JAX traces it."""
+        return self._fresh().trace(*arguments)
+
+    def lower(self, *arguments: Any) -> Any:
+        """Return the lowered function, which is passed to XLA."""
+        return self.trace(*arguments).lower()
+
+    def count(self) -> int:
+        """Return the number of executables."""
+        return len(self._all)
+
+    def begin(self, arguments: Arguments) -> bool:
+        """Begin to compile the function for arguments beside the steps.
+
+        Returns False while the arguments have no executable yet; True once they have one, and where steps wait for it.
+        """
+        forms = _forms(arguments)
+        if self._interprets is None or forms in self._all:
+            return True
+        begun = self._beside(forms, arguments)
+        return begun is None or begun.begin(arguments)
+
+    def forget(self, old: Executable) -> None:
+        """Drop an executable. It is compiled again when it is called."""
+        if self._all.get(old.forms) is old:
+            del self._all[old.forms]
+            self._arrange()
+
+    def _run_other(self, arguments: Arguments) -> Any:
+        """Run the executable for arguments that `_found` does not have, or that it failed for."""
+        forms = _forms(arguments)
+        found = self._all.get(forms)
+        if found is not None:
+            found.used = True
+            return found.run(*arguments)
+        if self._interprets is not None:
+            results = self._interpreted(forms, arguments)
+            if results is not None:
+                return results
+        begun = self._begun.pop(forms, None)
+        start = time.perf_counter()
+        run, keep = begun.compiled(arguments) if begun else self._compile(self._fresh, arguments)
+        seconds = time.perf_counter() - start
+        found = Executable(run, arguments, ref(self))
+        self._all[found.forms] = found
+        self._arrange()
+        KEPT.add(found)
+        record.compiled(seconds, [_form(_at(arguments, place)) for place in self._differ])
+        results = run(*arguments)
+        keep(results)
+        jax_caches.look()
+        return results
+
+    def _compile(self, fresh: Callable[[], Any], arguments: Arguments) -> Any:
+        """Return an executable, and a function to call with the results of the first run."""
+        with jax_caches.not_kept():
+            kept = self._entry.load_or_compile(fresh, arguments) if self._entry else None
+            if kept:
+                return kept
+            return library_fusions.compiled(fresh().trace(*arguments)), lambda results: None
+
+    def _interpreted(self, forms: Form, arguments: Arguments) -> Any:
+        """Return the results of the interpreter, or None to run the compiled function."""
+        begun = self._beside(forms, arguments)
+        return None if begun is None else begun.run(arguments)
+
+    def _beside(self, forms: Form, arguments: Arguments) -> Beside | None:
+        """Return the compilation beside the steps, or None to run the compiled function."""
+        begun = self._begun.get(forms)
+        if begun is not None:
+            return begun
+        if _bytes(arguments) > _MOST_INTERPRETED:
+            return None
+        if self._entry is not None and self._entry.load(arguments) is not None:
+            return None
+        traced = _Traced(self._fresh().trace(*arguments))
+        return self._begun.get_or_make(
+            forms, lambda: Beside(traced.traced, partial(self._compile, lambda: traced), self._interprets)
+        )
+
+    def _arrange(self) -> None:
+        """Find the places at which the forms of the executables differ."""
+        every, found = list(self._all.values()), {}
+        if len(every) > 1 and all(one.places == every[0].places for one in every):
+            forms = [one.forms for one in every]
+            self._differ = [place for place in every[0].places if len({_at(f, place) for f in forms}) > 1]
+            found = {tuple([_at(one.forms, p) for p in self._differ]): one for one in every}
+        self._only, self._found = every[0] if len(every) == 1 else None, found
+
+
+class _Traced:
+    """Traced function in place of the jitted function."""
+
+    def __init__(self, traced: Any):
+        self.traced = traced
+
+    def trace(self, *arguments: Any) -> Any:
+        """Return the function as JAX traces it."""
+        return self.traced
+
+
+def _few_mappings_are_left() -> bool:
+    """Return True if fewer than a quarter of this process's memory mappings are left."""
+    try:
+        with open(_MOST_MAPPINGS) as most, open(_MAPPINGS) as there:
+            return sum(1 for _ in there) > int(most.read()) * 3 // 4
+    except OSError:
+        return False  # not Linux
+
+
+def _bytes(arguments: Arguments) -> int:
+    return sum(getattr(v, "nbytes", 0) for v in jax.tree.leaves(arguments))
+
+
+def _form(value: Any) -> Form:
+    if isinstance(value, (np.ndarray, jax.Array)):
+        return value.shape, value.dtype
+    if value is None:
+        return None
+    if type(value) in (tuple, list):
+        return tuple(map(_form, value))
+    leaves, structure = jax.tree.flatten(value)
+    return structure, tuple([(np.shape(v), getattr(v, "dtype", type(v))) for v in leaves])
+
+
+def _forms(arguments: Arguments) -> tuple[Form, ...]:
+    return tuple(map(_form, arguments))
+
+
+def _places(arguments: Arguments) -> list[Place]:
+    """Return the places of all values."""
+    return [
+        (i, j)
+        for i, argument in enumerate(arguments)
+        for j in (range(len(argument)) if type(argument) in (tuple, list) else (-1,))
+    ]
+
+
+def _at(arguments: Arguments, place: Place) -> Any:
+    i, j = place
+    return arguments[i] if j < 0 else arguments[i][j]

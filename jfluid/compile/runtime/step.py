@@ -1,0 +1,334 @@
+"""Compiled steps: a plan with its XLA segments jitted for a placement."""
+
+import weakref
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jfluid import errors, flags
+from jfluid.compile import scalars
+from jfluid.compile.dynamic_shapes.stream import ExactShapes, ShapeStream
+from jfluid.compile.lower import Known
+from jfluid.compile.plan import Plan, with_host_loop
+from jfluid.compile.rewrites import matmul_epilogues
+from jfluid.compile.runtime import memory, slots
+from jfluid.compile.runtime.executable_cache import Beside, Together
+from jfluid.compile.runtime.executables import Executables
+from jfluid.compile.runtime.host import Host
+from jfluid.compile.runtime.placement import Function, Placement
+from jfluid.compile.runtime.refused import refuses
+from jfluid.compile.runtime.specialize import Specialized
+from jfluid.compile.runtime.step_state import StepState
+from jfluid.ops.static_values import Unknown
+from jfluid.scope import Scope
+
+_BYTES = 10 << 10  # bytes of Python objects for each operator, half of the bytes in the program
+
+
+class _Noted:
+    """Results of tracing a segment besides its executable (see `executable_cache.Beside`)."""
+
+    def __init__(self, segment: "weakref.ref[CompiledSegment]"):
+        self._segment = segment
+
+    def noted(self) -> Any:
+        """Return True if the segment is waited for."""
+        segment = self._segment()
+        return segment is not None and segment.is_large
+
+    def learn(self, noted: Any) -> None:
+        """Take the result that a file has."""
+        segment = self._segment()
+        if segment is not None:
+            segment.is_large = segment.is_large or noted
+
+
+class CompiledSegment:
+    """XLA segment as a jitted function `(donated, kept, key) -> (gives, flags)`."""
+
+    def __init__(
+        self,
+        at: int,
+        plan: Plan,
+        placement: Placement,
+        check_finite: bool,
+        name: str,
+        donate: bool = True,
+    ):
+        segment = plan.segments[at]
+        owned = set(plan.state) & set(plan.updated) & set(segment.gives)
+        # A checked step may be refused after it ran: its old state must survive.
+        self.donated = [n for n in segment.reads if n in owned] if donate and not check_finite else []
+        self.kept = [n for n in segment.reads if n not in set(self.donated)]
+        # In the order of the donated ones: JAX pairs buffers with outputs of equal shape by order,
+        # and a value in a different variable's buffer costs a copy.
+        self.gives = self.donated + [n for n in segment.gives if n not in set(self.donated)]
+        self.watched: list[tuple[Any, str]] = []
+        self.is_large = False  # whether it is waited for (see `memory.LARGE`); known from tracing
+        self.at, self._placement, self._check, self._updated = (
+            at,
+            placement,
+            check_finite,
+            set(plan.updated),
+        )
+
+        own = weakref.ref(self)  # it goes at once when its step does
+
+        def function(known: Known) -> Function:
+            def run(donated: tuple[Any, ...], kept: tuple[Any, ...], key: Any) -> Any:
+                def lower(env: dict[str, Any], watch: list[Any] | None) -> Any:
+                    return placement.lower(at, env, key, watch, known)
+
+                segment = own()
+                assert segment is not None  # it is called
+                return segment._trace(donated, kept, key, lower)
+
+            # XLA's name of the module: profiles tell programs apart by it
+            run.__name__ = run.__qualname__ = name
+            return run
+
+        # Tracing finds the watched values.
+        names = (self.donated, self.kept, self.gives)
+        self._entry = None if check_finite else placement.entry(at, names, _Noted(own))
+        self.items, self._name = segment.ops, name
+        specialized = Specialized(at, placement, function, names[:2], name, self._entry)
+        self.exact = specialized
+        self.call: Function = specialized
+        varies = flags.get("FLAGS_dynamic_shapes") and not check_finite and not specialized.refuses
+        self._padder = placement.padder()
+        if varies and self._padder is not None:
+            platform = "gpu" if placement.on_gpus else "cpu"
+            self.call = ShapeStream(self, specialized, plan.state, platform, placement.feed_shares())
+        elif varies and placement.exact_because:
+            fed = [i for i, name in enumerate(self.kept) if name not in plan.state]
+            self.call = ExactShapes(specialized, fed, placement.exact_because)
+
+    def recorded(
+        self,
+        donated: tuple[Any, ...],
+        kept: tuple[Any, ...],
+        key: Any,
+        shapes: Mapping[int, tuple[int, ...]],
+    ) -> Any:
+        """Return the jaxpr of the segment, with other shapes for some of the arguments `kept`."""
+        assert self._padder is not None  # a stream asks
+        return self._padder.recorded(
+            self.at,
+            dict(zip(self.donated, donated)) | {n: v for n, v in zip(self.kept, kept) if v is not None},
+            {self.kept[i]: shape for i, shape in shapes.items()},
+            key,
+            self.gives,
+        )
+
+    def padded(
+        self,
+        evaluate: Callable[[Mapping[str, Any], Any, Any], list[Any]],
+        identity: Sequence[Any],
+        beside: Beside,
+    ) -> Executables:
+        """See `dynamic_shapes.stream.Segment.padded`."""
+        own, at, padder, name = weakref.ref(self), self.at, self._padder, self._name
+        assert padder is not None  # a stream asks
+
+        def run(donated: tuple[Any, ...], kept: tuple[Any, ...], key: Any) -> Any:
+            *kept_values, true = kept
+            segment = own()
+            assert segment is not None  # it is called
+            gives = segment.gives
+
+            def compute(env: dict[str, Any], key: Any, true: Any) -> dict[str, Any]:
+                values = {name: env[name] for name in sorted(env)}
+                env.update(zip(gives, evaluate(values, key, true)))
+                return env
+
+            def lower(env: dict[str, Any], watch: Any) -> None:
+                padder.lower_computed(at, env, compute, key, true)
+
+            return segment._trace(donated, tuple(kept_values), key, lower)
+
+        run.__name__ = run.__qualname__ = f"{name}_padded"
+        together = Together([_Noted(own), beside])
+        entry = self._entry and self._entry.of("padded", *identity, beside=together)
+        found = self._placement.executables(at, lambda: run, entry)
+        assert isinstance(found, Executables)  # so it is where a placement pads
+        return found
+
+    def _trace(
+        self,
+        donated: tuple[Any, ...],
+        kept: tuple[Any, ...],
+        key: Any,
+        lower: Callable[[dict[str, Any], list[Any] | None], Any],
+    ) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
+        env = dict(zip(self.donated, donated)) | {
+            n: v for n, v in zip(self.kept, slots.opened_arguments(self.kept, kept)) if v is not None
+        }
+        entered = {id(v) for v in jax.tree.leaves(env)}
+        watch: list[Any] | None = [] if self._check else None
+        if self._placement.on_gpus:
+            scalars.read_together(env, self.donated)
+        with matmul_epilogues.overwriting(bool(self.donated)):
+            lower(env, watch)
+        self.is_large = self.is_large or memory.is_large(env.values())
+        gives = []
+        for name in self.gives:
+            value = env[name] if name in env else None
+            if value is None:
+                raise errors.FetchError(f"{name} has no value after the step: no operator gave it one")
+            if name in self._updated:
+                if not isinstance(value, (jax.Array, np.ndarray)):
+                    raise errors.UnsupportedError(
+                        f"persistable variable {name} would hold a {type(value).__name__}: "
+                        "only dense tensors stay in a scope"
+                    )
+                value = self._placement.settled(name, value)
+
+            # Each name owns its buffer: a buffer that is donated later must belong to one name.
+            def own(leaf: Any) -> Any:
+                leaf = jnp.copy(leaf) if id(leaf) in entered else jnp.asarray(leaf)
+                entered.add(id(leaf))
+                return leaf
+
+            gives.append(jax.tree.map(own, value))
+        self.watched = [(op, name) for op, name, _ in watch or ()]
+        return tuple(gives), tuple(flag for _, _, flag in watch or ())
+
+
+class Step:
+    """Compiled step: runs a plan against a Scope. Only this class moves values between a Scope and XLA.
+
+    Args:
+        placement: placement of this step alone.
+        place: the Executor's place, for host operators.
+        donate: donate the values that the step overwrites; otherwise the old values may still be read.
+
+    Attributes:
+        bytes: approximate size of the Python objects of the program and the step.
+    """
+
+    def __init__(
+        self,
+        plan: Plan,
+        placement: Placement,
+        place: Any,
+        check_finite: bool = False,
+        name: str = "fluid",
+        donate: bool = True,
+    ):
+        self.plan, self.placement = plan, placement
+        # Values updated before the last segment that may refuse must survive.
+        self._last_refusing = _last_refusing(plan)
+        self.bytes = _BYTES * sum(len(block.ops) for block in plan.block.program.blocks)
+        self._check, self._name, self._donate = check_finite, name, donate
+        whole = (
+            len(plan.segments) == 1
+            and not plan.segments[0].host
+            and bool(plan.state or plan.feeds)
+            and not check_finite
+            and set(plan.fetches) <= set(plan.segments[0].gives)
+        )
+        if not whole:
+            placement.held = {}
+        self.segments = [s if s.host else self._compiled(at) for at, s in enumerate(plan.segments)]
+        self._states: weakref.WeakKeyDictionary[Scope, StepState] = weakref.WeakKeyDictionary()
+        only = self.segments[0] if whole else None
+        self.whole = only if isinstance(only, CompiledSegment) else None
+
+        def host(number: int) -> Host:
+            def step(plan: Plan) -> Step:
+                donates = donate and not any(refuses(s.ops) for s in plan.segments)
+                inner = placement.inner(plan, number)
+                return Step(plan, inner, place, check_finite, name, donates)
+
+            return Host(step, place)
+
+        self._hosts = [host(number) for number in range(placement.hosts)]
+
+    def _compiled(self, at: int) -> CompiledSegment:
+        name = f"{self._name}_{at}"
+        donates = self._donate and at >= self._last_refusing
+        return CompiledSegment(at, self.plan, self.placement, self._check, name, donates)
+
+    def run(self, scope: Scope, feeds: Any, key: np.ndarray | None, entered: bool = False) -> list[Any]:
+        """Run the step: read state from `scope`, write updated variables back, return the fetches (device or NumPy).
+
+        Args:
+            entered: the feeds are results of `placement.enter`.
+        """
+        state = self._states.get(scope)
+        if state is None or state.stale():
+            state = self._states[scope] = StepState(self.plan, scope, self.placement)
+        values = feeds if entered else self.placement.enter(feeds)
+        if self.whole is not None:
+            try:
+                return state.run(self.placement.call, self.whole, values, key)
+            except Unknown as need:
+                self._use_host(0, need)
+                return self.run(scope, feeds, key, entered)
+        env = slots.opened(values)
+        state.read(env)
+        before = state.values() if self._last_refusing else ()
+        try:
+            with self.placement.context():
+                self.run_segments(env, scope, key, state)
+        except errors.OperandError:
+            for tensor, value in before:
+                tensor.value = value
+            raise
+        return [env[n] for n in self.plan.fetches]
+
+    def run_segments(self, env: dict[str, Any], scope: Scope, key: Any, state: StepState | None = None) -> None:
+        """Run all segments on the values in `env`, and add their outputs to it."""
+        at = 0
+        while at < len(self.segments):
+            segment = self.segments[at]
+            if isinstance(segment, CompiledSegment):
+                donated = tuple([env[n] for n in segment.donated])
+                kept = tuple([env.get(n) for n in segment.kept])
+                try:
+                    gives, flags = self.placement.call(segment, donated, kept, key)
+                    if segment.is_large:
+                        jax.block_until_ready(gives)
+                except Unknown as need:
+                    self._use_host(at, need)
+                    continue
+                if flags:
+                    refuse_infinite(segment, flags)
+                env.update(zip(segment.gives, gives))
+            else:
+                self.placement.run_host(at, self._hosts, env, key, scope)
+            if state is not None:
+                state.write(env, segment.gives)
+            at += 1
+
+    def _use_host(self, at: int, need: Unknown) -> None:
+        """Move a loop or condition of segment `at` to the host, if shapes in it follow from values that change there.
+
+        The values computed before the segment stay. Raises `need` if the host cannot run it.
+        """
+        if need.name is not None:
+            raise need
+        changed = with_host_loop(self.plan, at, need.path[0])
+        if changed is None or not self.placement.replan(changed):
+            raise need
+        self.plan, self.whole = changed, None
+        self._last_refusing = _last_refusing(changed)
+        self.segments[at:] = [s if s.host else self._compiled(i) for i, s in enumerate(changed.segments[at:], start=at)]
+        self._states.clear()
+
+
+def _last_refusing(plan: Plan) -> int:
+    """Return the number of the last segment with operators that may refuse values, or 0."""
+    return max((at for at, s in enumerate(plan.segments) if refuses(s.ops)), default=0)
+
+
+def refuse_infinite(segment: CompiledSegment, flags: tuple[Any, ...]) -> None:
+    for (op, name), finite in zip(segment.watched, jax.device_get(flags)):
+        if not finite:
+            raise errors.OpError(
+                f"FLAGS_check_nan_inf: operator {op.type} gave a value that is not finite: {name}"
+                + (f"\n  made at: {op.callsite}" if op.callsite else "")
+            )
