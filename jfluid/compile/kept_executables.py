@@ -43,7 +43,6 @@ _MACHINE_CODE = {
     b"jfluid_direct_product": "products_registered",
     b"jfluid_loop_": "loops_registered",
     b"jfluid_rows_": "rows_registered",
-    b"jfluid_message": "messages_registered",
 }
 THREAD = "jfluid-keep"
 _ADDRESS = " at 0x"  # what says nothing about an object in another process

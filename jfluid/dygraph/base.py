@@ -122,7 +122,7 @@ def real_variable(value: Any, name: str | None = None) -> VarBase:
     """Return what `to_variable` does of an array of real numbers; raises the same errors."""
     if getattr(default_main_program(), "captured", None) is not None:
         return in_program(value)  # type: ignore[no-any-return]
-    current = tracer()
+    tracer()  # raises DygraphError outside of dygraph mode
     if isinstance(value, VarBase):
         return value
     if isinstance(value, LoDTensor):
@@ -133,9 +133,7 @@ def real_variable(value: Any, name: str | None = None) -> VarBase:
         raise TypeError(
             f"to_variable: expected a numpy.ndarray, a LoDTensor or a VarBase, found {type(value).__name__}"
         )
-    given = constant(aligned_memory.copied(value))
-    current.give(given)
-    return VarBase(given, name, stop_gradient=True)
+    return VarBase(constant(aligned_memory.copied(value)), name, stop_gradient=True)
 
 
 def in_program(value: Any) -> Any:

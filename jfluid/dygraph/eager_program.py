@@ -296,9 +296,7 @@ class EagerProgram(Program):
 
     def variable_of(self, array: np.ndarray) -> VarBase:
         """Return a variable with an array's value, to which no gradient flows."""
-        given = constant(array)
-        self.tracer.give(given)
-        return VarBase(given, stop_gradient=True)
+        return VarBase(constant(array), stop_gradient=True)
 
     def create_block(self, parent_idx: int | None = None) -> Block:
         raise errors.UnsupportedError(

@@ -28,7 +28,6 @@ from jfluid.compile.lru_cache import LruCache
 from jfluid.compile.numpy_steps.beside import device_of_interpreter
 from jfluid.compile.options import options
 from jfluid.dygraph import calls, donation, released
-from jfluid.dygraph.ahead import Ahead
 from jfluid.dygraph.calls import Call
 from jfluid.dygraph.points import Point, assigned, flat, numbered
 from jfluid.dygraph.shape_streams import EagerStreams
@@ -95,7 +94,6 @@ class Pending:
         self._seen = LruCache[bool](4096)  # by hashes: the records themselves may be large
         self._recent: list[bool] = []  # whether the latest records were new
         self._one_by_one = False
-        self._ahead = Ahead()
         self._streams = EagerStreams(device)
         self._collects = 0  # how often objects were collected before those of the records were made
         self._none, self._points = Point(), 0  # nothing is pending; how many points follow
@@ -112,7 +110,6 @@ class Pending:
         self._released = released.changes()
         calls.forget_released()
         self._forget_points()
-        self._ahead = Ahead()
         whole: list[Any] = list(self._whole)
         for key in whole:
             if _has_released(key[0].records()):
@@ -279,17 +276,6 @@ class Pending:
             value.owner = None
         del self.leaves[leaves:]
 
-    def give(self, value: Value, draw: tuple[int, int]) -> None:
-        """Note an array that the script gives, as a batch: the step that reads it may begin.
-
-        Args:
-            draw: the seed and number of the next random operator.
-        """
-        forecast = self._ahead.give(value, self.ends)
-        if forecast is not None and forecast.point.follows(self.point):
-            with jax.enable_x64(True):
-                self._ahead.begin(forecast, self.draws[0] if self.draws else draw)
-
     def has(self, value: Value) -> bool:
         """Whether the operator that gives a value is pending here."""
         return value.array is None and value.owner is self.leaves
@@ -317,7 +303,6 @@ class Pending:
     def run(self) -> None:
         """Run all that is pending, as far as somebody still holds its results."""
         if not self.point.depth:
-            self._ahead.distrust()
             return
         collects, self._collects = self._collects, 0
         try:
@@ -336,16 +321,12 @@ class Pending:
         point, leaves, outs, draws = self.point, self.leaves, self.outs, self.draws
         self._begin()
         holders: dict[int, Value] = {}
-        made: list[ref[Value]] = []
         for held in outs:
             if (value := held()) is not None and value.array is None:
                 holders[value.source] = value
-                made.append(held)
         if not holders:
             leaves.clear()
-            self._ahead.forget()
             return
-        sources = self._ahead.sources(leaves)
         arrays, kinds = [v.array for v in leaves], [(v.aval, v.order) for v in leaves]
         donated: tuple[int, ...] = ()
         if overwrites(point.bytes, point.sparse):
@@ -358,15 +339,12 @@ class Pending:
 
         key = key_of_all()
         step = self._whole.get(key)
-        message, sent = None, None
         orders: Sequence[tuple[int, Any]] = ()
         padded = None if step is not None else self._padded(point, arrays, kinds, holders, draws)
         if padded is not None:
-            self._ahead.forget()
             results = padded
         elif self._goes_one_by_one(key, step is not None, point.depth):
             given = [in_order(v, order) for v, (_, order) in zip(arrays, kinds)]
-            self._ahead.forget()
             with jax.enable_x64(True), jax.default_device(self.device):
                 results = self._singly(point.records(), given, seeds_of(draws), list(holders))
         else:
@@ -378,19 +356,14 @@ class Pending:
                     step = self._whole.get_or_make(key, lambda: self._step(records, kinds, donated, holders))
             else:
                 self._whole.move_to_end(key)
-            ran = self._ahead.take(step, arrays, draws)
-            if ran is None:
-                with jax.enable_x64(True):
-                    ran = step.run(arrays, seeds_of(draws))
-            self._ahead.ran(step, point, sources, draws, made)
-            (results, message), sent, orders = ran, step.sent, step.orders
+            with jax.enable_x64(True):
+                results = step.run(arrays, seeds_of(draws))
+            orders = step.orders
         values = list(holders.values())
         for value, result in zip(values, results, strict=True):
             value.array = result
         for place, order in orders:
             values[place].order = order
-        if sent is not None:
-            values[sent].message = message
 
     def _padded(
         self,

@@ -3,7 +3,7 @@
 import weakref
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import numpy as np
@@ -14,7 +14,7 @@ from jfluid.compile.numpy_steps.beside import device_of_interpreter
 from jfluid.compile.options import options
 from jfluid.compile.plan import Item
 from jfluid.compile.traced_value import Order
-from jfluid.dygraph import donation, messages
+from jfluid.dygraph import donation
 from jfluid.dygraph.calls import Call
 from jfluid.dygraph.values import Aval, in_order
 from jfluid.ir.operator import Operator
@@ -51,18 +51,6 @@ class Record:
             yield from (n for n in (out if type(out) is list else (out,)) if n is not None)
 
 
-class Made(NamedTuple):
-    """What a run of a step gives.
-
-    Attributes:
-        results: arrays, which may not be there yet.
-        message: that has the loss before.
-    """
-
-    results: list[Any]
-    message: messages.Message | None
-
-
 class _Noted:
     """What tracing a step finds out beside its executable (see `kept_executables.Beside`)."""
 
@@ -97,7 +85,6 @@ class Step:
         overwrites_nothing: whether its inputs are there afterwards. Where they are small this costs little, and
             the step may begin before it is known whether it is wanted (see `ahead`).
         bytes: of its Python objects and its records, about.
-        sent: the place of the loss that a message has; None for none.
         orders: of those results whose dimensions are in another order than their variables', by place.
     """
 
@@ -128,11 +115,6 @@ class Step:
         self._kept = [i for i in range(len(leaves)) if i not in set(self._donated)]
         self._order = donation.beside(given, made, replaced)
         self._back = sorted(range(len(made)), key=self._order.__getitem__)
-        named = {f"v{i}": aval for i, aval in results.items()}
-        self._sender = messages.sender(self._items, named, device)
-        self.sent = None
-        if self._sender is not None:
-            self.sent = list(named).index(self._items[self._sender][1].inputs["X"][0])
         self.is_large = False  # whether it is waited for (see `memory.LARGE`); known from tracing
         own = weakref.ref(self)  # it goes at once when nobody needs it
 
@@ -153,32 +135,27 @@ class Step:
             outline(self._items, self._drawing, self._constants),
             (self._donated, self._kept, self._live, self._order, self.overwrites_nothing),
             sorted(self._held.items()),
-            self._sender,
         )
         return kept_executables.entry_of_items(
             self._items, identity, self._device, options(self._device), _Noted(weakref.ref(self))
         )
 
-    def run(self, arrays: Sequence[Any], seeds: Seeds) -> Made:
+    def run(self, arrays: Sequence[Any], seeds: Seeds) -> list[Any]:
         """Return the results; does not wait for them."""
         given, kept = [arrays[i] for i in self._donated], [arrays[i] for i in self._kept]
-        message = None if self._sender is None else messages.expected()
-        made = self._function(given, kept, seeds, message and message.to)
+        made = self._function(given, kept, seeds)
         if self.is_large:
             jax.block_until_ready(made)
-        return Made([made[i] for i in self._back], message)
+        return [made[i] for i in self._back]
 
-    def _trace(self, given: list[Any], kept: list[Any], seeds: Seeds, to: Any) -> list[Any]:
+    def _trace(self, given: list[Any], kept: list[Any], seeds: Seeds) -> list[Any]:
         env = {f"l{i}": v for i, v in zip([*self._donated, *self._kept], [*given, *kept])}
         env.update(self._constants)
         keys = {at: key_of(seeds[0][place]) for at, place in self._drawing}
         on_gpus = False if self._device.platform == "cpu" else None
-        items = self._items
-        if self._sender is not None:
-            items = messages.sending(items, self._sender, to)
         wanted = [f"v{i}" for i in self._live]
         with finished_products.overwriting(not self.overwrites_nothing):
-            found = trace.lower(items, env, keys=keys, on_gpus=on_gpus, held=self._held, wanted=wanted)
+            found = trace.lower(self._items, env, keys=keys, on_gpus=on_gpus, held=self._held, wanted=wanted)
         self.is_large = self.is_large or memory.is_large(found.values())
         return [found[f"v{self._live[i]}"] for i in self._order]
 

@@ -89,10 +89,6 @@ class Tracer:
         block = default_main_program().current_block()
         block.append_op(type, inputs, outputs, attrs, stop_gradient=stop_gradient)
 
-    def give(self, value: Value) -> None:
-        """Note an array that the script gives (see `Pending.give`)."""
-        self.pending.give(value, (self.seed or self._entropy, self._drawn))
-
     # ---- operators --------------------------------------------------------------------------------
 
     def call(

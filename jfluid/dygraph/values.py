@@ -81,7 +81,6 @@ class Value:
         order: the order that the dimensions of `array` are in, where it is another than the variable's.
         known: whether it follows from shapes and attributes alone.
         owner: the inputs of what is pending, which reads it or gives it.
-        message: of the step that gives it, which has it before the step has ended.
         source: how what is pending names it: as an output by its number, from 0, as an input by -1 and
             less; of meaning to `owner` alone.
     """
@@ -91,7 +90,6 @@ class Value:
         "array",
         "aval",
         "known",
-        "message",
         "order",
         "owner",
         "source",
@@ -100,7 +98,6 @@ class Value:
     def __init__(self, aval: Aval, array: Any = None, source: int = 0, owner: Any = None):
         self.aval, self.array, self.owner, self.source = aval, array, owner, source
         self.order: Order | None = None
-        self.message: Any = None
         self.known = False
 
 

@@ -81,9 +81,7 @@ def _given(value: Any, place: Any) -> Value:
             "VarBase: expected a numpy.ndarray and a place, such as fluid.CPUPlace(), found "
             f"{type(value).__name__} and {type(place).__name__}"
         )
-    made = constant(aligned_memory.copied(value))
-    tracer().give(made)
-    return made
+    return constant(aligned_memory.copied(value))
 
 
 class VarBase(Variable):
@@ -235,10 +233,7 @@ class VarBase(Variable):
 
         Raises ProgramError where it has no value.
         """
-        value = self.held
-        array = array_of(value)
-        if value.message is not None:
-            return value.message.read(array, value.aval.shape)  # type: ignore[no-any-return]
+        array = array_of(self.held)
         if isinstance(array, SelectedRows):
             with jax.enable_x64(True):
                 array = array.dense()
