@@ -9,7 +9,7 @@ import numpy as np
 
 from jfluid import aligned_memory, errors, places, processes
 from jfluid.dygraph.eager_program import EagerProgram
-from jfluid.dygraph.values import constant
+from jfluid.dygraph.lazy_values import constant
 from jfluid.dygraph.varbase import VarBase, tracer
 from jfluid.ir import unique_name
 from jfluid.ir.complex_variable import ComplexVariable
@@ -56,7 +56,7 @@ def guard(place: Any = None) -> Iterator[None]:
         try:
             yield
         finally:
-            program.tracer.pending.run()
+            program.tracer.graph.run()
 
 
 _before: list[Any] = []  # what enable_dygraph replaced
@@ -82,7 +82,7 @@ def disable_dygraph() -> None:
         return
     program = default_main_program()
     if isinstance(program, EagerProgram):
-        program.tracer.pending.run()
+        program.tracer.graph.run()
     main, startup, names = _before.pop()
     switch_main_program(main)
     switch_startup_program(startup)

@@ -12,7 +12,7 @@ from jfluid import errors
 from jfluid.compile import trace
 from jfluid.compile.lru_cache import LruCache
 from jfluid.dygraph import released, shape_formulas
-from jfluid.dygraph.values import Aval, aval_of
+from jfluid.dygraph.lazy_values import Aval, aval_of
 from jfluid.ir import schema
 from jfluid.ir.operator import Operator
 from jfluid.ir.program import Program

@@ -8,10 +8,10 @@ from weakref import ref
 import numpy as np
 
 from jfluid.compile.plan import Item
-from jfluid.dygraph.values import Value
+from jfluid.dygraph.lazy_values import LazyValue
 
 
-def donated(leaves: list[Value], holders: list[Value]) -> tuple[int, ...]:
+def donated(leaves: list[LazyValue], holders: list[LazyValue]) -> tuple[int, ...]:
     """Return the places of leaves that may be overwritten, since nobody holds them any more and a
     result has the same shape. Empties `leaves`.
     """
@@ -37,7 +37,7 @@ def usable(given: Sequence[tuple[str, Any]], made: Sequence[tuple[str, Any]]) ->
     """Return those of donated inputs for which there is a result of the same kind.
 
     Args:
-        given, made: as of `beside`.
+        given, made: as of `match_outputs`.
     """
     room = Counter(kind for _, kind in made)
     found = []
@@ -58,7 +58,9 @@ def replaced(items: Iterable[Item]) -> dict[str, str]:
     }
 
 
-def beside(given: Sequence[tuple[str, Any]], made: Sequence[tuple[str, Any]], replaced: dict[str, str]) -> list[int]:
+def match_outputs(
+    given: Sequence[tuple[str, Any]], made: Sequence[tuple[str, Any]], replaced: dict[str, str]
+) -> list[int]:
     """Return the places of results, in an order in which each replaces the input that it should.
 
     JAX gives the memory of the first donated input of a kind to the first result of that kind,

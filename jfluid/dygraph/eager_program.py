@@ -12,12 +12,11 @@ import jax
 import numpy as np
 
 from jfluid import errors
-from jfluid.dygraph import chains
 from jfluid.dygraph.calls import frozen
-from jfluid.dygraph.pending import MOST_PENDING, Pending
+from jfluid.dygraph.lazy_graph import MOST_RECORDED, LazyGraph
+from jfluid.dygraph.lazy_values import constant
+from jfluid.dygraph.replays import Update, call_layer, call_updates
 from jfluid.dygraph.tracer import Tracer, Variables, listed
-from jfluid.dygraph.updates import Update, call_all
-from jfluid.dygraph.values import constant
 from jfluid.dygraph.varbase import ParamBase, VarBase
 from jfluid.ir import unique_name
 from jfluid.ir.block import Block
@@ -165,17 +164,17 @@ class EagerBlock(Block):
         attrs: Mapping[str, Any] | None,
     ) -> Any:
         tracer = self.program.tracer
-        self._ready(tracer.pending)
+        self._ready(tracer.graph)
         return tracer.call(type, inputs, outputs, attrs)
 
-    def _ready(self, pending: Pending) -> None:
-        """Run what is pending, where that is a step of its own without the next operator."""
+    def _ready(self, graph: LazyGraph) -> None:
+        """Run what is graph, where that is a step of its own without the next operator."""
         # first values are one: those that follow can then be alike
-        if (depth := pending.point.depth) and (
-            pending.ends or pending.initializes != self._initializing or depth >= MOST_PENDING
+        if (depth := graph.node.depth) and (
+            graph.step_ended or graph.initializes != self._initializing or depth >= MOST_RECORDED
         ):
-            pending.run()
-        pending.initializes = self._initializing
+            graph.run()
+        graph.initializes = self._initializing
 
     def append_chain(
         self,
@@ -196,17 +195,17 @@ class EagerBlock(Block):
             if v is not None and not isinstance(v, VarBase):
                 return function()  # says what is wrong
         tracer = self.program.tracer
-        self._ready(tracer.pending)
+        self._ready(tracer.graph)
         whole = (token, frozen(attrs) if attrs else ())
-        found = chains.call(tracer.pending, tracer.records, whole, variables, function)
+        found = call_layer(tracer.graph, tracer.records, whole, variables, function)
         found._prefix = prefix
         return found
 
     def append_updates(self, type: str, updates: Sequence[Update]) -> None:
         """Run an operator for each of some updates; what each is given, and what is raised, is as of `append_op`."""
-        pending = self.program.tracer.pending
-        self._ready(pending)
-        call_all(pending, type, updates, lambda update: self.append_op(type, *update))
+        graph = self.program.tracer.graph
+        self._ready(graph)
+        call_updates(graph, type, updates, lambda update: self.append_op(type, *update))
 
     def insert_op(
         self,

@@ -24,8 +24,8 @@ from jfluid.compile.collective_jit import CollectiveJit
 from jfluid.dygraph.base import enabled, real_variable
 from jfluid.dygraph.job import Env, ParallelEnv, ParallelStrategy, joined_as
 from jfluid.dygraph.layers import Layer
-from jfluid.dygraph.pending import array_of
-from jfluid.dygraph.values import constant
+from jfluid.dygraph.lazy_graph import array_of
+from jfluid.dygraph.lazy_values import constant
 from jfluid.dygraph.varbase import tracer
 from jfluid.ir.variable import Variable
 from jfluid.ops.collective import AXIS

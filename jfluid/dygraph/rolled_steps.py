@@ -16,10 +16,10 @@ from jax import Array, lax
 
 from jfluid.compile.lru_cache import LruCache
 from jfluid.dygraph.calls import Call, frozen
-from jfluid.dygraph.points import Point
+from jfluid.dygraph.compiled_trace import NONE, key_of
+from jfluid.dygraph.lazy_values import Aval, aval_of
 from jfluid.dygraph.rolling import CallNode, LoopNode, Name, Op, Outline, Row, Stretch
-from jfluid.dygraph.step import NONE, key_of
-from jfluid.dygraph.values import Aval, aval_of
+from jfluid.dygraph.trace_trie import TraceNode
 
 _SLICES = frozenset(["slice", "slice_grad"])
 _COUNTED = frozenset(["starts", "ends"])
@@ -27,16 +27,16 @@ _kinds = LruCache[int](8192)
 _numbers = itertools.count()
 
 
-def ops_of(point: Point) -> list[Op]:
+def ops_of(trace_node: TraceNode) -> list[Op]:
     """Return the calls that lead to a point, as `rolling` sees them."""
     found: list[Op] = []
     leaves: list[Aval] = []
     outputs: list[Any] = []
-    for own in point.since(None):
+    for own in trace_node.since(None):
         record = own.record
         if record is None:
             continue
-        leaves += own.kinds
+        leaves += own.leaf_avals
         inputs = tuple([None if s == NONE else s for s in record.inputs])
         avals = [None if s is None else _aval(outputs[s]) if s >= 0 else leaves[-1 - s] for s in inputs]
         outputs += own.made
@@ -47,7 +47,7 @@ def ops_of(point: Point) -> list[Op]:
                 _kind(own.call, starts, listed),
                 inputs,
                 tuple([a and a.number for a in avals]),
-                own.first,
+                own.first_output,
                 len(own.made),
                 starts,
                 listed,

@@ -26,7 +26,7 @@ from jfluid.compile.dynamic_shapes.feed_symbols import (
     symbols_of,
 )
 from jfluid.compile.lru_cache import LruCache
-from jfluid.dygraph.values import Aval, aval_of
+from jfluid.dygraph.lazy_values import Aval, aval_of
 
 _EXACT_FIRST = 2  # shapes that are inferred by tracing before there are formulas
 _MOST_OBSERVED = 16

@@ -24,11 +24,11 @@ from jfluid.compile.options import options
 from jfluid.compile.plan import Item
 from jfluid.dygraph import released
 from jfluid.dygraph.calls import Call
-from jfluid.dygraph.points import Point
+from jfluid.dygraph.compiled_trace import Kind, Record, Seeds, jitted, key_of, outline, program
+from jfluid.dygraph.lazy_values import in_order
 from jfluid.dygraph.rolled_steps import RolledStep, arguments, ops_of
 from jfluid.dygraph.rolling import Outline, form_of, outline_of, spans_of
-from jfluid.dygraph.step import Kind, Record, Seeds, jitted, key_of, outline, program
-from jfluid.dygraph.values import in_order
+from jfluid.dygraph.trace_trie import TraceNode
 from jfluid.ops.registry import is_local
 
 FLAG = "FLAGS_dynamic_shapes"
@@ -157,7 +157,7 @@ class EagerStreams:
 
     def run(
         self,
-        point: Point,
+        trace_node: TraceNode,
         arrays: Sequence[Any],
         kinds: Sequence[Kind],
         live: Sequence[int],
@@ -169,7 +169,7 @@ class EagerStreams:
             kinds: of the arrays.
             live: numbers of the results.
         """
-        records = point.records()
+        records = trace_node.records()
         if not flags.get(FLAG):
             return None
         if len(records) < _FEWEST and not any(is_local(r.call.definition.type) for r in records):
@@ -177,7 +177,7 @@ class EagerStreams:
         if not all(aval.plain for aval, _ in kinds):
             return None
         given = tuple([in_order(v, order) for v, (_, order) in zip(arrays, kinds)])
-        outline = self._outline(point, live)
+        outline = self._outline(trace_node, live)
         if outline is not None:
             return self._rolled(outline, records, given, live, seeds)
         form = (
@@ -230,12 +230,12 @@ class EagerStreams:
             results.update(zip(numbers, rows, strict=True))
         return [self._here(results[number]) for number in live]
 
-    def _outline(self, point: Point, live: Sequence[int]) -> Outline | None:
+    def _outline(self, trace_node: TraceNode, live: Sequence[int]) -> Outline | None:
         """Return the outline of a step whose loops have had other lengths before; None for another one."""
-        key = point, tuple(live)
+        key = trace_node, tuple(live)
         if key in self._outlines:
             return self._outlines[key]
-        ops = ops_of(point)
+        ops = ops_of(trace_node)
         spans = spans_of(ops)
         if not spans:
             return None

@@ -11,8 +11,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from jfluid import errors
-from jfluid.dygraph.points import Point
-from jfluid.dygraph.values import Value
+from jfluid.dygraph.lazy_values import LazyValue
+from jfluid.dygraph.trace_trie import TraceNode
 
 _numbers = itertools.count()
 
@@ -38,7 +38,7 @@ class GradNode:
     """An operator that was called while gradients were wanted.
 
     Args:
-        point: to which the call leads; one that none lies before for an operator that has run at once.
+        trace_node: to which the call leads; one that none lies before for an operator that has run at once.
         values: its inputs, in the order in which they were given.
         edges: where the gradient of each goes: an Edge, a VarBase that no operator gave, or None.
         outputs: its values, for all slots one after the other.
@@ -58,42 +58,42 @@ class GradNode:
         "number",
         "outputs",
         "owner",
-        "point",
         "released",
+        "trace_node",
         "values",
         "variables",
     )
 
     def __init__(
         self,
-        point: Point,
-        values: Sequence[Value | None],
+        trace_node: TraceNode,
+        values: Sequence[LazyValue | None],
         edges: Sequence[Any],
-        outputs: Sequence[Value | None],
+        outputs: Sequence[LazyValue | None],
         draw: tuple[int, int] | None,
         owner: Any = None,
     ):
-        self.point, self.values, self.edges = point, values, edges
+        self.trace_node, self.values, self.edges = trace_node, values, edges
         self.outputs, self.draw, self.owner = outputs, draw, owner
         self.number = next(_numbers)
         self.variables: dict[int, weakref.ref[Any]] = {}
         self.released = False
 
-    def inputs(self) -> dict[str, list[tuple[Value | None, Edge | None]]]:
+    def inputs(self) -> dict[str, list[tuple[LazyValue | None, Edge | None]]]:
         """Return by slot its inputs, and where their gradients go (None where none is wanted)."""
         pairs = zip(self.values, self.edges)
         found = {}
-        for slot, n, flows in self.point.call.given:
+        for slot, n, flows in self.trace_node.call.given:
             found[slot] = [
                 (v, None if not flows or e is None else e if type(e) is Edge else Edge(None, 0, e))
                 for v, e in itertools.islice(pairs, n)
             ]
         return found
 
-    def slot_outputs(self) -> dict[str, list[tuple[Value | None, int]]]:
+    def slot_outputs(self) -> dict[str, list[tuple[LazyValue | None, int]]]:
         """Return by slot its outputs, with their places among all."""
         pairs = zip(self.outputs, itertools.count())
-        return {slot: [*itertools.islice(pairs, n)] for slot, n in self.point.slots}
+        return {slot: [*itertools.islice(pairs, n)] for slot, n in self.trace_node.slots}
 
     def variable(self, index: int) -> Any:
         """Return the variable that holds an output, if there still is one."""
@@ -124,7 +124,6 @@ def check(node: GradNode) -> None:
     """Raise DygraphError for a node that a backward pass has released."""
     if node.released:
         raise errors.DygraphError(
-            f"backward: the gradient of operator {node.point.call.definition.type} was computed before, and what it needs "
-            "was released then: keep it with retain_graph=True in the first call, or compute "
-            "the loss again"
+            f"backward: an earlier pass computed the gradient of operator {node.trace_node.call.definition.type}, and "
+            "released its inputs: pass retain_graph=True to the first call, or compute the loss again"
         )

@@ -11,13 +11,13 @@ import numpy as np
 
 from jfluid.compile.host import Host
 from jfluid.compile.plan import Segment
-from jfluid.dygraph import tape, walks
+from jfluid.dygraph import replays, tape
 from jfluid.dygraph.calls import Call, call_of, frozen
-from jfluid.dygraph.pending import array_of, pending_on
-from jfluid.dygraph.points import Point, flat
-from jfluid.dygraph.step import Record
+from jfluid.dygraph.compiled_trace import Record
+from jfluid.dygraph.lazy_graph import array_of, graph_on
+from jfluid.dygraph.lazy_values import LazyValue, constant
 from jfluid.dygraph.tape import Edge, GradNode
-from jfluid.dygraph.values import Value, constant
+from jfluid.dygraph.trace_trie import TraceNode, flat
 from jfluid.dygraph.varbase import VarBase
 from jfluid.ir.operator import Operator
 from jfluid.ir.program import default_main_program
@@ -45,7 +45,7 @@ class Tracer:
     def __init__(self, place: Any):
         self.place = place
         self.device: jax.Device = place.device()
-        self.pending = pending_on(self.device)
+        self.graph = graph_on(self.device)
         self.records = True
         self.seed = 0
         self._entropy = secrets.randbits(63)
@@ -109,8 +109,8 @@ class Tracer:
 
         Raises what `Block.append_op` does.
         """
-        pending, records = self.pending, self.records
-        before = len(pending.leaves)
+        graph, records = self.graph, self.records
+        before = len(graph.leaves)
         key: list[Any] = [type_, records]
         if attrs:
             key.append(frozen(attrs))
@@ -122,10 +122,10 @@ class Tracer:
             else:
                 key.append((len(variables),))
                 given += variables
-        values: list[Value | None] = []
+        values: list[LazyValue | None] = []
         edges: list[Any] = []
-        if not pending.name(given, records, key, values, edges):
-            pending.take_back(before)
+        if not graph.name(given, records, key, values, edges):
+            graph.take_back(before)
             for v in given:
                 if v is not None:
                     array_of(v.held)
@@ -134,9 +134,9 @@ class Tracer:
         if isinstance(outputs, tuple):
             key.append(outputs)
             kind = tuple(key)
-            point = pending.point.after.get(kind)
+            trace_node = graph.node.children.get(kind)
             made += [VarBase.__new__(VarBase) for _ in outputs]
-            named: Variables = {} if point is not None else dict(zip(outputs, [[v] for v in made]))
+            named: Variables = {} if trace_node is not None else dict(zip(outputs, [[v] for v in made]))
         else:
             named = outputs
             key.append(_OUTPUTS)
@@ -146,11 +146,11 @@ class Tracer:
                     key.append(v is None)
                     made.append(v)
             kind = tuple(key)
-            point = pending.point.after.get(kind)
-            if point is not None and point.call.in_place:
-                point = pending.point.after.get((kind, _shares(point.call, inputs, named)))
-        if point is None:
-            pending.take_back(before)
+            trace_node = graph.node.children.get(kind)
+            if trace_node is not None and trace_node.call.in_place:
+                trace_node = graph.node.children.get((kind, _shares(trace_node.call, inputs, named)))
+        if trace_node is None:
+            graph.take_back(before)
             call = _call_of(type_, inputs, named, attrs)
             if call.rules and any(v is not None and v.array is None for v in values):
                 for value in values:
@@ -161,16 +161,16 @@ class Tracer:
             if found is not None:
                 self._assign_at_once(call, found, made, values, edges, draw)
                 return made
-            point = self._point(call, kind, values, edges if records else None)
-        draws = point.call.draws_numbers
+            trace_node = self._trace_node(call, kind, values, edges if records else None)
+        draws = trace_node.call.draws_numbers
         if draws and draw is None:
             draw = self._draw()
-        results = pending.go(point, draw if draws else None)
+        results = graph.advance(trace_node, draw if draws else None)
         node = None
-        if point.flows:
-            node = GradNode(point, values, edges, results, draw, pending.leaves)
-            pending.nodes.append(ref(node))
-        for variable, at in zip(made, point.assigned):
+        if trace_node.flows:
+            node = GradNode(trace_node, values, edges, results, draw, graph.leaves)
+            graph.grad_nodes.append(ref(node))
+        for variable, at in zip(made, trace_node.assigned):
             if variable is not None and (result := results[at]) is not None:
                 variable.assign(result, node, at)
         return made
@@ -179,7 +179,9 @@ class Tracer:
         self._drawn += 1
         return self.seed or self._entropy, self._drawn - 1
 
-    def _point(self, call: Call, kind: Any, values: Sequence[Value | None], edges: Sequence[Any] | None) -> Point:
+    def _trace_node(
+        self, call: Call, kind: Any, values: Sequence[LazyValue | None], edges: Sequence[Any] | None
+    ) -> TraceNode:
         """Return the point that a call leads to which was not called there before.
 
         Args:
@@ -187,7 +189,7 @@ class Tracer:
             values: the inputs.
             edges: as of a GradNode; None where no gradient is recorded.
         """
-        pending = self.pending
+        graph = self.graph
         ordered = [None if at < 0 else values[at] for at in call.order]
         avals = [None if v is None else v.aval for v in ordered]
         if call.rules:
@@ -204,17 +206,17 @@ class Tracer:
             rest = [*values]
             for i in constants:
                 rest[call.order[i]] = None
-            return pending.after(known, outputs, rest, edges)
-        before = pending.point
-        point = pending.after(call, outputs, values, edges)
+            return graph.child(known, outputs, rest, edges)
+        before = graph.node
+        trace_node = graph.child(call, outputs, values, edges)
         if not (call.definition.fold and _known(values)) and not call.rules:
-            before.after[kind] = point
+            before.children[kind] = trace_node
             if call.in_place:
-                before.after[kind, call.shared] = point
-        return point
+                before.children[kind, call.shared] = trace_node
+        return trace_node
 
     def _at_once(
-        self, call: Call, inputs: Variables, outputs: Variables, values: Sequence[Value | None]
+        self, call: Call, inputs: Variables, outputs: Variables, values: Sequence[LazyValue | None]
     ) -> list[Any] | None:
         """Return the outputs of an operator that runs at once, slot by slot; None for another one."""
         if call.on_host:
@@ -228,7 +230,7 @@ class Tracer:
         call: Call,
         outputs: Sequence[Any],
         made: Sequence[VarBase | None],
-        values: Sequence[Value | None],
+        values: Sequence[LazyValue | None],
         edges: Sequence[Any],
         draw: tuple[int, int] | None,
     ) -> None:
@@ -236,15 +238,15 @@ class Tracer:
         if call.draws_numbers and draw is None:
             draw = self._draw()
         results, slots = flat(call, outputs)
-        point = Point(record=Record(call, (), [], -1), slots=slots)
+        trace_node = TraceNode(record=Record(call, (), [], -1), slots=slots)
         node = None
         if self.records and call.flows(edges):
-            node = GradNode(point, values, edges, results, draw)
-        for variable, at in zip(made, point.assigned):
+            node = GradNode(trace_node, values, edges, results, draw)
+        for variable, at in zip(made, trace_node.assigned):
             if variable is not None and results[at] is not None:
                 variable.assign(results[at], node, at)
 
-    def _folded(self, call: Call, values: Sequence[Value | None]) -> list[Any] | None:
+    def _folded(self, call: Call, values: Sequence[LazyValue | None]) -> list[Any] | None:
         """The outputs of an operator upon known numbers; None where they are many."""
         arrays = [None if v is None else v.array for v in values]
         with jax.enable_x64(True), jax.ensure_compile_time_eval():
@@ -296,28 +298,19 @@ class Tracer:
         Raises DygraphError where a part was released by an earlier pass.
         """
         if targets is None and not (retain or create or stops) and not any(seeds):
-            self._backward_plainly(outputs)
+
+            def walk(nodes: Sequence[GradNode]) -> replays.Totals:
+                found = self._walk(outputs, seeds, nodes)
+                _hold(found)
+                return found
+
+            replays.call_backward(self.graph, outputs, lambda: _nodes(outputs), walk)
             return []
         totals = self._walk(outputs, seeds, _nodes(outputs), targets, retain, create, stops)
         if targets is not None:
             return [totals[key][1] if (key := v.edge().key) in totals else None for v in targets]
         _hold(totals)
         return []
-
-    def _backward_plainly(self, outputs: Sequence[VarBase]) -> None:
-        """Give all variables their gradients: as the last pass of this kind did, where there was one."""
-        pending = self.pending
-        kind = walks.kind_of(pending, outputs)
-        known = None if kind is None else pending.walks.get(kind)
-        if known is not None and known.repeat(pending):
-            return
-        nodes, before, leaves = _nodes(outputs), pending.point, pending.leaves
-        draws = [node.draw for node in nodes]
-        totals = self._walk(outputs, [None] * len(outputs), nodes)
-        if kind is not None and leaves is pending.leaves:
-            walk = walks.Walk.since(before, pending, nodes, draws, totals)
-            pending.walks.get_or_make(kind, lambda: walk)
-        _hold(totals)
 
     def _walk(
         self,
@@ -368,7 +361,7 @@ class Tracer:
         blocked: set[tuple[int, int]],
     ) -> None:
         """Call the gradient operator of a node, and hand its results on to the nodes before."""
-        definition = registry.get(node.point.call.definition.type + "_grad")
+        definition = registry.get(node.trace_node.call.definition.type + "_grad")
         node_inputs, node_outputs = node.inputs(), node.slot_outputs()
         cotangents: dict[str, list[VarBase | None]] = {}
         for name, values in node_outputs.items():
@@ -408,7 +401,7 @@ class Tracer:
                     if edge is not None and result is not None:
                         targets.append((edge, result))
                 outputs[slot.name] = made
-        attrs = {n: v for n, v in node.point.call.named.items() if n in definition.attrs}
+        attrs = {n: v for n, v in node.trace_node.call.named.items() if n in definition.attrs}
         self.call(definition.type, inputs, outputs, attrs, node.draw)
         for edge, variable in targets:
             if variable.is_empty:
@@ -416,7 +409,7 @@ class Tracer:
             gradients_of.setdefault(edge.key, []).append(variable)
             edges.setdefault(edge.key, edge)
 
-    def _zeros(self, value: Value) -> VarBase:
+    def _zeros(self, value: LazyValue) -> VarBase:
         zeros = VarBase(None, "zeros")
         self.call("fill_zeros_like", {"X": [VarBase.of(value, None)]}, {"Out": [zeros]})
         return zeros
@@ -441,7 +434,7 @@ def _nodes(outputs: Sequence[VarBase]) -> list[GradNode]:
     return tape.order([node for out in outputs if (node := out.edge().node) is not None])
 
 
-def _known(values: Sequence[Value | None]) -> bool:
+def _known(values: Sequence[LazyValue | None]) -> bool:
     """Whether there are numbers, and all of them are known."""
     found = [v.known for v in values if v is not None]
     return bool(found) and all(found)
@@ -464,7 +457,7 @@ def _shares(call: Call, inputs: Variables, outputs: Variables) -> bool:
     return True
 
 
-def _may_be_known(value: Value) -> bool:
+def _may_be_known(value: LazyValue) -> bool:
     aval = value.aval
     return aval.plain and aval.dtype.kind in "iub" and int(np.prod(aval.shape)) <= _MOST_KNOWN
 

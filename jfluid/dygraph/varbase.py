@@ -8,9 +8,9 @@ import jax
 import numpy as np
 
 from jfluid import aligned_memory, errors
-from jfluid.dygraph.pending import array_of
+from jfluid.dygraph.lazy_graph import array_of
+from jfluid.dygraph.lazy_values import Aval, LazyValue, constant
 from jfluid.dygraph.tape import Edge, GradNode
-from jfluid.dygraph.values import Aval, Value, constant
 from jfluid.fetched_array import FetchedArray, fetched
 from jfluid.ir import unique_name
 from jfluid.ir.program import default_main_program
@@ -60,12 +60,12 @@ class Shape(list[int]):
 
 
 @functools.cache
-def zeros(aval: Aval) -> Value:
+def zeros(aval: Aval) -> LazyValue:
     """Return zeros of a shape and dtype."""
     return constant(np.zeros(aval.shape, aval.dtype))
 
 
-def on_device(array: np.ndarray) -> Value:
+def on_device(array: np.ndarray) -> LazyValue:
     """Return a copy of an array on the tracer's device, as after an update: a step that begins with it is
     not compiled apart.
     """
@@ -74,7 +74,7 @@ def on_device(array: np.ndarray) -> Value:
         return constant(jax.device_put(aligned_memory.copied(array), tracer().device))
 
 
-def _given(value: Any, place: Any) -> Value:
+def _given(value: Any, place: Any) -> LazyValue:
     """Return the value of `VarBase(array, place=...)`. Raises TypeError for other arguments."""
     if not isinstance(place, Place) or not isinstance(value, np.ndarray):
         raise TypeError(
@@ -108,18 +108,18 @@ class VarBase(Variable):
     op = None
     _prefix = ""  # what its name begins with if none was given
     # those of its own that most temporaries leave as they are
-    _value: Value | None = None
+    _value: LazyValue | None = None
     _stop_gradient = False
     _persistable = False
     _shape: tuple[int, ...] | None = None
     _dtype: VarType | None = None
     _edge: Edge | None = None
-    _gradient: Value | None = None
+    _gradient: LazyValue | None = None
     _gradient_variable: "VarBase | None" = None  # that holds it, once somebody has asked for it
 
     def __init__(
         self,
-        value: Value | None = None,
+        value: LazyValue | None = None,
         name: str | None = None,
         stop_gradient: bool = False,
         persistable: bool = False,
@@ -147,7 +147,7 @@ class VarBase(Variable):
             self._dtype = var_type(dtype)
 
     @classmethod
-    def of(cls, value: Value, edge: Edge | None) -> "VarBase":
+    def of(cls, value: LazyValue, edge: Edge | None) -> "VarBase":
         """Return a variable for the value of another, whose gradient goes to `edge`."""
         made = VarBase(value, "value", stop_gradient=edge is None)
         made._edge = edge
@@ -165,13 +165,13 @@ class VarBase(Variable):
         return self._value is None
 
     @property
-    def held(self) -> Value:
+    def held(self) -> LazyValue:
         """What it holds. Raises ProgramError where no operator has given it a value."""
         if self._value is None:
             raise errors.ProgramError(f"variable {self.name} has no value: no operator has written it")
         return self._value
 
-    def assign(self, value: Value, node: GradNode | None = None, index: int = 0) -> None:
+    def assign(self, value: LazyValue, node: GradNode | None = None, index: int = 0) -> None:
         """Hold another value: an output of an operator, whose node is given if gradients go there, with
         its place among the outputs.
         """
@@ -309,11 +309,11 @@ class VarBase(Variable):
                 return fetched(found.values), fetched(found.rows)
         return fetched(found)
 
-    def hold_gradient(self, gradient: Value | None) -> None:
+    def hold_gradient(self, gradient: LazyValue | None) -> None:
         """Hold another gradient, or none."""
         self._gradient, self._gradient_variable = gradient, None
 
-    def _held_gradient(self) -> Value | None:
+    def _held_gradient(self) -> LazyValue | None:
         variable = self._gradient_variable
         return self._gradient if variable is None else variable.held
 

@@ -21,9 +21,9 @@ import numpy as np
 import jfluid as fluid
 from jfluid import layers
 from jfluid.compile import executables, jax_caches
-from jfluid.dygraph import calls, pending
+from jfluid.dygraph import calls, lazy_graph
 from jfluid.dygraph.dygraph_to_static import program_translator
-from jfluid.dygraph.pending import pending_on
+from jfluid.dygraph.lazy_graph import graph_on
 from jfluid.ops import kept_shapes
 from tests.chaos.usage import Usage
 
@@ -264,12 +264,12 @@ def _bound(less: int) -> None:
     fluid.set_flags({executables.FLAG: _BYTES // less})
     jax_caches.MOST_TRACED //= 4 * less
     kept_shapes.MOST_IN_MEMORY //= 32 * less
-    pending._MOST_POINTS //= 16 * less
+    lazy_graph._MOST_NODES //= 16 * less
     for kept in (calls._calls, calls._outputs, calls._specialised):
         kept._most //= 16 * less
     program_translator._MOST //= 8 * less
     fluid.dygraph.ProgramTranslator.reset()
-    pending_on(fluid.CPUPlace().device())._whole._most //= 8 * less
+    graph_on(fluid.CPUPlace().device())._whole._most //= 8 * less
 
 
 def run(seconds: float, seed: int, tell: Callable[[dict[str, Any]], None]) -> list[str]:

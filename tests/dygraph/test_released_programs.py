@@ -21,7 +21,7 @@ from jfluid.dygraph import (
     to_variable,
 )
 from jfluid.dygraph.dygraph_to_static import program_translator
-from jfluid.dygraph.pending import pending_on
+from jfluid.dygraph.lazy_graph import graph_on
 from jfluid.ops import registry
 
 X = np.array([1.0, 2.0], "float32")
@@ -60,7 +60,7 @@ def alive(found):
 
 def kept():
     """What is kept of calls, Programs and their operators."""
-    pending = pending_on(fluid.CPUPlace().device())
+    pending = graph_on(fluid.CPUPlace().device())
     return (
         len(ProgramTranslator().get_program_cache()._objects),
         len(registry._LOCAL),

@@ -6,7 +6,7 @@ import pytest
 import jfluid as fluid
 from jfluid import dygraph, layers
 from jfluid.dygraph import rolling
-from jfluid.dygraph.pending import pending_on
+from jfluid.dygraph.lazy_graph import graph_on
 from jfluid.dygraph.shape_streams import RolledSegment
 from jfluid.initializer import NumpyArrayInitializer
 
@@ -69,7 +69,7 @@ def both_directions(net, words):
 def trained(step, lengths, padded):
     """What steps over sentences of these lengths give, and how many steps were compiled as they are."""
     fluid.set_flags({"FLAGS_dynamic_shapes": padded})
-    pending = pending_on(fluid.CPUPlace().device())
+    pending = graph_on(fluid.CPUPlace().device())
     random, found = np.random.RandomState(0), []
     with dygraph.guard(fluid.CPUPlace()):
         net = Cell(random)
@@ -88,7 +88,7 @@ def trained(step, lengths, padded):
 
 def rolled():
     """The streams of steps with loops."""
-    streams = pending_on(fluid.CPUPlace().device())._streams._streams.values()
+    streams = graph_on(fluid.CPUPlace().device())._streams._streams.values()
     return [stream for segment, stream in streams if isinstance(segment, RolledSegment)]
 
 

@@ -72,7 +72,7 @@ def aval_of(value: Any) -> Aval:
     return found
 
 
-class Value:
+class LazyValue:
     """What a variable holds.
 
     Attributes:
@@ -106,8 +106,8 @@ def in_order(array: Any, order: Order | None) -> Any:
     return array if order is None else filter_orders.turned(array, inverse(order))
 
 
-def constant(array: Any, known: bool = False) -> Value:
+def constant(array: Any, known: bool = False) -> LazyValue:
     """Return the value that an array is."""
-    made = Value(aval_of(array), array)
+    made = LazyValue(aval_of(array), array)
     made.known = known
     return made

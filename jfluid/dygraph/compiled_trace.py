@@ -16,7 +16,7 @@ from jfluid.compile.plan import Item
 from jfluid.compile.traced_value import Order
 from jfluid.dygraph import donation
 from jfluid.dygraph.calls import Call
-from jfluid.dygraph.values import Aval, in_order
+from jfluid.dygraph.lazy_values import Aval, in_order
 from jfluid.ir.operator import Operator
 from jfluid.ir.variable import EMPTY_NAME
 
@@ -54,7 +54,7 @@ class Record:
 class _Noted:
     """What tracing a step finds out beside its executable (see `kept_executables.Beside`)."""
 
-    def __init__(self, step: "weakref.ref[Step]"):
+    def __init__(self, step: "weakref.ref[CompiledTrace]"):
         self._step = step
 
     def noted(self) -> Any:
@@ -69,7 +69,7 @@ class _Noted:
             step.is_large = step.is_large or noted
 
 
-class Step:
+class CompiledTrace:
     """Records, compiled whole.
 
     Args:
@@ -113,7 +113,7 @@ class Step:
         given = donation.usable(given, made)
         self._donated = [int(name[1:]) for name, _ in given]
         self._kept = [i for i in range(len(leaves)) if i not in set(self._donated)]
-        self._order = donation.beside(given, made, replaced)
+        self._order = donation.match_outputs(given, made, replaced)
         self._back = sorted(range(len(made)), key=self._order.__getitem__)
         self.is_large = False  # whether it is waited for (see `memory.LARGE`); known from tracing
         own = weakref.ref(self)  # it goes at once when nobody needs it

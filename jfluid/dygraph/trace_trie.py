@@ -1,26 +1,23 @@
-"""What is pending, as a point in a tree: the same calls upon values of the same kinds lead to the same point.
+"""What is pending, as a point in a tree: the same calls upon values of the same kinds lead to the same node.
 
 A loop's step goes through the points of the last one. What a call gives, and all that follows from what was
-called before it, is found at its point: nothing is looked up or compared again.
+called before it, is found at its node: nothing is looked up or compared again.
 """
 
-import itertools
 from collections.abc import Sequence
 from typing import Any
 
 from jfluid import errors
 from jfluid.dygraph.calls import Call
-from jfluid.dygraph.step import Record
-from jfluid.dygraph.values import Aval
-
-_numbers = itertools.count()
+from jfluid.dygraph.compiled_trace import Record
+from jfluid.dygraph.lazy_values import Aval
 
 
-class Point:
+class TraceNode:
     """Some calls, one after the other. Two are equal where they compute the same.
 
     Args:
-        before: the point before the last call; None for that of no calls, and for a call alone.
+        before: the node before the last call; None for that of no calls, and for a call alone.
         record: of the last call.
         kinds: of those of its inputs that no call before it has read or given.
         made: what it gives, for all its output slots one after the other: an Aval, an array that is
@@ -33,7 +30,7 @@ class Point:
         assigned: for each variable that is given its place among the outputs.
         first: the number of its first output.
         place: of its node among those of all calls that gradients flow through.
-        after: the points that other calls lead to, by what `Tracer.call` and `Pending.after` know
+        after: the points that other calls lead to, by what `Tracer.call` and `LazyGraph.after` know
             of these.
         together: what several calls lead to at once, by what these know of them (see `chains`, `updates`).
         depth, leaves, outputs, draws, nodes: how many calls there are, inputs, outputs, random numbers,
@@ -44,62 +41,60 @@ class Point:
     """
 
     __slots__ = (
-        "after",
         "assigned",
-        "before",
         "bytes",
         "call",
+        "children",
         "depth",
         "draws",
-        "first",
+        "first_output",
         "flows",
+        "grad_nodes",
+        "grad_place",
         "hash",
-        "kinds",
+        "leaf_avals",
         "leaves",
         "made",
-        "nodes",
-        "number",
         "outputs",
-        "place",
+        "parent",
         "record",
+        "replays",
         "slots",
         "sparse",
-        "together",
     )
 
     def __init__(
         self,
-        before: "Point | None" = None,
+        parent: "TraceNode | None" = None,
         record: Record | None = None,
-        kinds: tuple[Aval, ...] = (),
+        leaf_avals: tuple[Aval, ...] = (),
         made: Sequence[Any] = (),
         slots: tuple[tuple[str, int], ...] = (),
         flows: bool = False,
     ):
-        self.before, self.record, self.kinds = before, record, kinds
+        self.parent, self.record, self.leaf_avals = parent, record, leaf_avals
         self.made, self.slots, self.flows = made, slots, flows
-        self.after: dict[Any, Point] = {}
-        self.together: dict[Any, Any] = {}
-        self.number = next(_numbers)
-        self.depth = self.leaves = self.outputs = self.draws = self.nodes = self.bytes = 0
-        self.first, self.place, self.sparse, self.hash = 0, 0, False, 0
+        self.children: dict[Any, TraceNode] = {}
+        self.replays: dict[Any, Any] = {}
+        self.depth = self.leaves = self.outputs = self.draws = self.grad_nodes = self.bytes = 0
+        self.first_output, self.grad_place, self.sparse, self.hash = 0, 0, False, 0
         self.call: Any = record and record.call
         self.assigned = assigned(record.call, slots) if record is not None else ()
-        if before is not None and record is not None:
-            self.first, self.place = before.outputs, before.nodes
-            self.depth = before.depth + 1
-            self.leaves = before.leaves + len(kinds)
-            self.outputs = before.outputs + len(made)
-            self.draws = before.draws + (record.draw >= 0)
-            self.nodes = before.nodes + flows
-            self.bytes = before.bytes + sum(k.bytes for k in kinds)
-            self.sparse = before.sparse or bool(record.call.attrs.get("is_sparse"))
-            self.hash = hash((before.hash, self._same()))
+        if parent is not None and record is not None:
+            self.first_output, self.grad_place = parent.outputs, parent.grad_nodes
+            self.depth = parent.depth + 1
+            self.leaves = parent.leaves + len(leaf_avals)
+            self.outputs = parent.outputs + len(made)
+            self.draws = parent.draws + (record.draw >= 0)
+            self.grad_nodes = parent.grad_nodes + flows
+            self.bytes = parent.bytes + sum(k.bytes for k in leaf_avals)
+            self.sparse = parent.sparse or bool(record.call.attrs.get("is_sparse"))
+            self.hash = hash((parent.hash, self._same()))
 
     def _same(self) -> Any:
         """What is equal where the last call is the same."""
         record = self.record
-        return record and (record.call.number, record.inputs, self.kinds)
+        return record and (record.call.number, record.inputs, self.leaf_avals)
 
     def __hash__(self) -> int:
         return self.hash
@@ -107,39 +102,39 @@ class Point:
     def __eq__(self, other: object) -> bool:
         if self is other:
             return True
-        if not isinstance(other, Point) or (self.hash, self.depth) != (other.hash, other.depth):
+        if not isinstance(other, TraceNode) or (self.hash, self.depth) != (other.hash, other.depth):
             return False
         pairs = zip(self.since(None), other.since(None))
         return all(a is b or a._same() == b._same() for a, b in pairs)
 
-    def since(self, before: "Point | None") -> list["Point"]:
+    def since(self, before: "TraceNode | None") -> list["TraceNode"]:
         """Return the points after one that lies before this one, and this one; all for None."""
-        found: list[Point] = []
-        point: Point | None = self
-        while point is not None and point is not before:
-            found.append(point)
-            point = point.before
+        found: list[TraceNode] = []
+        node: TraceNode | None = self
+        while node is not None and node is not before:
+            found.append(node)
+            node = node.parent
         found.reverse()
         return found
 
-    def records(self, before: "Point | None" = None) -> list[Record]:
+    def records(self, before: "TraceNode | None" = None) -> list[Record]:
         """Return the calls after a point; all for None."""
-        return [point.record for point in self.since(before) if point.record is not None]
+        return [node.record for node in self.since(before) if node.record is not None]
 
-    def follows(self, other: "Point") -> bool:
+    def follows(self, other: "TraceNode") -> bool:
         """Whether another one lies before this one, or is this one."""
-        point: Point | None = self
-        while point is not None and point.depth > other.depth:
-            point = point.before
-        return point is other
+        node: TraceNode | None = self
+        while node is not None and node.depth > other.depth:
+            node = node.parent
+        return node is other
 
     def forget(self) -> None:
         """Forget all points that lie behind this one."""
         left = [self]
         while left:
-            point = left.pop()
-            left += point.after.values()
-            point.after, point.together = {}, {}
+            node = left.pop()
+            left += node.children.values()
+            node.children, node.replays = {}, {}
 
 
 def numbered(outputs: Sequence[Any], first: int) -> list[Any]:

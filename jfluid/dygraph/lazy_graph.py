@@ -29,55 +29,55 @@ from jfluid.compile.numpy_steps.beside import device_of_interpreter
 from jfluid.compile.options import options
 from jfluid.dygraph import calls, donation, released
 from jfluid.dygraph.calls import Call
-from jfluid.dygraph.points import Point, assigned, flat, numbered
-from jfluid.dygraph.shape_streams import EagerStreams
-from jfluid.dygraph.step import (
+from jfluid.dygraph.compiled_trace import (
     NONE,
+    CompiledTrace,
     Kind,
     Record,
     Seeds,
-    Step,
     hold_filters,
     jitted,
     key_of,
     overwrites,
     seeds_of,
 )
+from jfluid.dygraph.lazy_values import Aval, LazyValue, constant, in_order
+from jfluid.dygraph.shape_streams import EagerStreams
 from jfluid.dygraph.tape import Edge, GradNode
-from jfluid.dygraph.values import Aval, Value, constant, in_order
+from jfluid.dygraph.trace_trie import TraceNode, assigned, flat, numbered
 
 logger = logging.getLogger(__name__)
 
-MOST_PENDING = 20_000  # operators; then they run, though nobody asks
-_MOST_POINTS = 32_768  # and what else is found by them, of 3 KB each
+MOST_RECORDED = 20_000  # operators; then they run, though nobody asks
+_MOST_NODES = 32_768  # and what else is found by them, of 3 KB each
 _MANY = 32  # operators, from which on their objects would have those of the whole program looked through
 _MOST_NEW = 12  # of the last 16 records, for which operators are compiled one by one
 _SMALL = 24  # operators; a record as short as this is compiled whole in any case
 
 
 _BEFORE = "before"
-_pending: dict[jax.Device, "Pending"] = {}
+_graphs: dict[jax.Device, "LazyGraph"] = {}
 
 
-def pending_on(device: jax.Device) -> "Pending":
+def graph_on(device: jax.Device) -> "LazyGraph":
     """Return what is pending on a device."""
-    found = _pending.get(device)
+    found = _graphs.get(device)
     if found is None:
-        found = _pending[device] = Pending(device)
+        found = _graphs[device] = LazyGraph(device)
     return found
 
 
-def array_of(value: Value) -> Any:
+def array_of(value: LazyValue) -> Any:
     """Return the array of a value, after all that is pending has run if it has none."""
     if value.array is None:
-        for pending in _pending.values():
-            pending.run()
+        for graph in _graphs.values():
+            graph.run()
     if value.array is None:
         raise errors.OpError("the operator that gives this value has failed before")
     return in_order(value.array, value.order)
 
 
-class Pending:
+class LazyGraph:
     """What is pending on one device.
 
     Args:
@@ -88,28 +88,26 @@ class Pending:
         kept_files.use()
         self.device = device
         self.compiled = 0  # functions for whole records
-        self._whole = LruCache[Step](256, lambda step: step.bytes, most_bytes)
+        self._whole = LruCache[CompiledTrace](256, lambda step: step.bytes, most_bytes)
         self._single = LruCache[Executables](8192)
-        self.walks = LruCache[Any](32)  # backward passes by where they begin
         self._seen = LruCache[bool](4096)  # by hashes: the records themselves may be large
         self._recent: list[bool] = []  # whether the latest records were new
         self._one_by_one = False
         self._streams = EagerStreams(device)
         self._collects = 0  # how often objects were collected before those of the records were made
-        self._none, self._points = Point(), 0  # nothing is pending; how many points follow
+        self._root, self._trie_size = TraceNode(), 0  # nothing is pending; how many points follow
         self._released = released.changes()
         self._begin()
 
-    def _forget_points(self) -> None:
-        self._none.forget()
-        self._none, self._points = Point(), 0
-        self.walks.clear()  # by numbers of points
+    def _forget_trie(self) -> None:
+        self._root.forget()
+        self._root, self._trie_size = TraceNode(), 0
 
     def _forget_released(self) -> None:
         """Forget what is kept of operators that were released, when nothing is pending."""
         self._released = released.changes()
         calls.forget_released()
-        self._forget_points()
+        self._forget_trie()
         whole: list[Any] = list(self._whole)
         for key in whole:
             if _has_released(key[0].records()):
@@ -123,30 +121,30 @@ class Pending:
         self._begin()
 
     def _begin(self) -> None:
-        if self._points > _MOST_POINTS:
-            self._forget_points()
-        self.point = self._none  # the operators
-        self.leaves: list[Value] = []  # their inputs
-        self.outs: list[ref[Value]] = []  # outputs that somebody may hold
+        if self._trie_size > _MOST_NODES:
+            self._forget_trie()
+        self.node = self._root  # the operators
+        self.leaves: list[LazyValue] = []  # their inputs
+        self.outs: list[ref[LazyValue]] = []  # outputs that somebody may hold
         self.draws: list[tuple[int, int]] = []  # (seed, number) of each random operator
-        self.nodes: list[ref[GradNode]] = []  # of operators that gradients flow through
+        self.grad_nodes: list[ref[GradNode]] = []  # of operators that gradients flow through
         self.variables: list[Any] = []  # VarBases that gradients flow to and no operator gave
         self.places: dict[int, int] = {}  # theirs, by id
         self.initializes = False  # whether all of it gives first values
-        self.ends = False  # whether a step of training has ended, which runs before the next begins
+        self.step_ended = False  # whether a step of training has ended, which runs before the next begins
 
     @property
     def records(self) -> list[Record]:
         """The calls that are pending."""
-        return self.point.records()
+        return self.node.records()
 
-    def after(
+    def child(
         self,
         call: Call,
         outputs: Sequence[Any],
-        inputs: Sequence[Value | None],
+        inputs: Sequence[LazyValue | None],
         edges: Sequence[Any] | None,
-    ) -> Point:
+    ) -> TraceNode:
         """Return the point that a call leads to.
 
         Args:
@@ -154,7 +152,7 @@ class Pending:
             inputs: as they are given.
             edges: as of a GradNode; None where no gradient is recorded.
         """
-        before, leaves = self.point, len(self.leaves)
+        before, leaves = self.node, len(self.leaves)
         made, slots = flat(call, outputs)
         assigned(call, slots)  # before anything is changed: it may raise
         sources = [NONE if v is None else self._source(v) for v in inputs]
@@ -163,19 +161,20 @@ class Pending:
         known = tuple([v.known for v in self.leaves[leaves:]])
         goes = None if edges is None else tuple([self.flow(edge) for edge in edges])
         key = (call, tuple(sources), kinds, known, goes)
-        found = before.after.get(key)
+        found = before.children.get(key)
         if found is None:
             draw = before.draws if call.draws_numbers else -1
             record = Record(call, tuple(sources), numbered(outputs, before.outputs), draw)
             flows = edges is not None and call.flows(edges)
-            found = before.after[key] = Point(before, record, kinds, made, slots, flows)
-            self._points += 1
+            found = before.children[key] = TraceNode(before, record, kinds, made, slots, flows)
+            self._trie_size += 1
         return found
 
-    def keep_together(self, before: Point, key: Any, what: Any) -> None:
-        """Keep what several calls after a point lead to at once (see `Point.together`)."""
-        before.together[key] = what
-        self._points += 1
+    def keep_replay(self, node: TraceNode, key: Any, replay: Any) -> None:
+        """Keep a replay that begins at a node (see `replays`)."""
+        if key not in node.replays:
+            self._trie_size += 1
+        node.replays[key] = replay
 
     def flow(self, edge: Any) -> Any:
         """Return how what is pending names where a gradient goes: an output by its number, from 0, a
@@ -190,7 +189,7 @@ class Pending:
         if type(edge) is Edge:
             if edge.node is not None:
                 here = edge.node.owner is self.leaves
-                return edge.node.point.first + edge.index if here else _BEFORE
+                return edge.node.trace_node.first_output + edge.index if here else _BEFORE
             edge = edge.leaf
         found = self.places.get(id(edge))
         if found is None:
@@ -203,7 +202,7 @@ class Pending:
         variables: Iterable[Any],
         records: bool,
         key: list[Any],
-        values: list[Value | None],
+        values: list[LazyValue | None],
         edges: list[Any],
     ) -> bool:
         """Name what variables hold as inputs of the next call; return whether all have a value here.
@@ -217,7 +216,7 @@ class Pending:
         # One pass: a step of XLA evicts this from the core's caches, so that every function call counts.
         leaves, places = self.leaves, self.places
         for v in variables:
-            value: Value | None = None
+            value: LazyValue | None = None
             edge: Any = None
             if v is None:
                 key.append(None)
@@ -239,30 +238,30 @@ class Pending:
                         flow = places.get(id(v))
                         key.append(self.flow(v) if flow is None else flow)
                     elif (node := edge.node) is not None and node.owner is leaves:
-                        key.append(node.point.first + edge.index)
+                        key.append(node.trace_node.first_output + edge.index)
                     else:
                         key.append(self.flow(edge))
             values.append(value)
             edges.append(edge)
         return True
 
-    def go(self, point: Point, draw: tuple[int, int] | None) -> list[Value | None]:
+    def advance(self, trace_node: TraceNode, draw: tuple[int, int] | None) -> list[LazyValue | None]:
         """Record the call that leads to a point; returns its outputs, for all slots one after the other.
 
         Args:
             draw: (seed, number) of the random numbers of an operator that draws some.
         """
-        if point.depth == _MANY:
+        if trace_node.depth == _MANY:
             self._collects = collector.seldom()
-        self.point = point
+        self.node = trace_node
         if draw is not None:
             self.draws.append(draw)
-        owner, number = self.leaves, point.first
-        values: list[Value | None] = []
-        for kind in point.made:
+        owner, number = self.leaves, trace_node.first_output
+        values: list[LazyValue | None] = []
+        for kind in trace_node.made:
             value = None
             if type(kind) is Aval:
-                value = Value(kind, None, number, owner)
+                value = LazyValue(kind, None, number, owner)
                 self.outs.append(ref(value))
             elif kind is not None:
                 value = constant(kind, known=True)
@@ -276,11 +275,11 @@ class Pending:
             value.owner = None
         del self.leaves[leaves:]
 
-    def has(self, value: Value) -> bool:
+    def has(self, value: LazyValue) -> bool:
         """Whether the operator that gives a value is pending here."""
         return value.array is None and value.owner is self.leaves
 
-    def repeat(self, end: Point, held: Mapping[int, Value], draws: Sequence[tuple[int, int]]) -> None:
+    def append(self, end: TraceNode, held: Mapping[int, LazyValue], draws: Sequence[tuple[int, int]]) -> None:
         """Record the calls that lead to a point behind this one.
 
         Args:
@@ -291,9 +290,9 @@ class Pending:
             value.owner, value.source = self.leaves, number
             self.outs.append(ref(value))
         self.draws += draws
-        self.point = end
+        self.node = end
 
-    def _source(self, value: Value) -> int:
+    def _source(self, value: LazyValue) -> int:
         """Return how a value is named, from now on where it is neither input nor output yet."""
         if value.owner is not self.leaves:
             value.owner, value.source = self.leaves, -1 - len(self.leaves)
@@ -302,12 +301,12 @@ class Pending:
 
     def run(self) -> None:
         """Run all that is pending, as far as somebody still holds its results."""
-        if not self.point.depth:
+        if not self.node.depth:
             return
         collects, self._collects = self._collects, 0
         try:
             self._run()
-            if self._released != released.changes() and not self.point.depth:
+            if self._released != released.changes() and not self.node.depth:
                 self._forget_released()
         except (MemoryError, RuntimeError, ValueError) as error:
             if (lack := memory.named(error)) is not None:
@@ -318,9 +317,9 @@ class Pending:
                 collector.often(collects)  # what was recorded has gone
 
     def _run(self) -> None:
-        point, leaves, outs, draws = self.point, self.leaves, self.outs, self.draws
+        trace_node, leaves, outs, draws = self.node, self.leaves, self.outs, self.draws
         self._begin()
-        holders: dict[int, Value] = {}
+        holders: dict[int, LazyValue] = {}
         for held in outs:
             if (value := held()) is not None and value.array is None:
                 holders[value.source] = value
@@ -329,27 +328,27 @@ class Pending:
             return
         arrays, kinds = [v.array for v in leaves], [(v.aval, v.order) for v in leaves]
         donated: tuple[int, ...] = ()
-        if overwrites(point.bytes, point.sparse):
+        if overwrites(trace_node.bytes, trace_node.sparse):
             donated = donation.donated(leaves, list(holders.values()))
         leaves.clear()
 
         def key_of_all() -> Any:
             orders = tuple([order for _, order in kinds])
-            return point, tuple(holders), orders, donated, flags.get("FLAGS_cpu_kernels")
+            return trace_node, tuple(holders), orders, donated, flags.get("FLAGS_cpu_kernels")
 
         key = key_of_all()
         step = self._whole.get(key)
         orders: Sequence[tuple[int, Any]] = ()
-        padded = None if step is not None else self._padded(point, arrays, kinds, holders, draws)
+        padded = None if step is not None else self._padded(trace_node, arrays, kinds, holders, draws)
         if padded is not None:
             results = padded
-        elif self._goes_one_by_one(key, step is not None, point.depth):
+        elif self._goes_one_by_one(key, step is not None, trace_node.depth):
             given = [in_order(v, order) for v, (_, order) in zip(arrays, kinds)]
             with jax.enable_x64(True), jax.default_device(self.device):
-                results = self._singly(point.records(), given, seeds_of(draws), list(holders))
+                results = self._singly(trace_node.records(), given, seeds_of(draws), list(holders))
         else:
             if step is None:
-                records = point.records()
+                records = trace_node.records()
                 with jax.enable_x64(True), jax.default_device(self.device):
                     if hold_filters(records, arrays, kinds, self.device):
                         key = key_of_all()
@@ -367,26 +366,26 @@ class Pending:
 
     def _padded(
         self,
-        point: Point,
+        trace_node: TraceNode,
         arrays: Sequence[Any],
         kinds: Sequence[Kind],
-        holders: Mapping[int, Value],
+        holders: Mapping[int, LazyValue],
         draws: Sequence[tuple[int, int]],
     ) -> list[Any] | None:
         """Run a step whose calls have come with other shapes before; None where it runs as it is."""
         with jax.enable_x64(True), jax.default_device(self.device):
-            return self._streams.run(point, arrays, kinds, list(holders), seeds_of(draws))
+            return self._streams.run(trace_node, arrays, kinds, list(holders), seeds_of(draws))
 
     def _step(
         self,
         records: Sequence[Record],
         kinds: Sequence[Kind],
         donated: Sequence[int],
-        holders: Mapping[int, Value],
-    ) -> Step:
+        holders: Mapping[int, LazyValue],
+    ) -> CompiledTrace:
         self.compiled += 1
         results = {number: value.aval for number, value in holders.items()}
-        return Step(records, kinds, donated, results, self.device)
+        return CompiledTrace(records, kinds, donated, results, self.device)
 
     def _goes_one_by_one(self, key: Any, known: bool, size: int) -> bool:
         """Whether operators of a record run one by one.
