@@ -46,10 +46,10 @@ in_dygraph_mode = enabled
 
 @contextlib.contextmanager
 def guard(place: Any = None) -> Iterator[None]:
-    """Return a context in which operators run as they are called.
+    """Return a context in which each call runs its operator.
 
     Args:
-        place: where they run; the first GPU where there is one, else the CPU.
+        place: device of the operators; the first GPU by default, or the CPU without GPUs.
     """
     program = _program(place)
     with program_guard(program, program), unique_name.guard():
@@ -59,7 +59,7 @@ def guard(place: Any = None) -> Iterator[None]:
             program.tracer.graph.run()
 
 
-_before: list[Any] = []  # what enable_dygraph replaced
+_before: list[Any] = []  # program and names before enable_dygraph
 
 
 def enable_dygraph(place: Any = None) -> None:
@@ -119,7 +119,7 @@ def to_variable(value: Any, name: str | None = None, zero_copy: bool | None = No
 
 
 def real_variable(value: Any, name: str | None = None) -> VarBase:
-    """Return what `to_variable` does of an array of real numbers; raises the same errors."""
+    """Convert an array of real numbers to a variable; raises the errors of `to_variable`."""
     if getattr(default_main_program(), "captured", None) is not None:
         return in_program(value)  # type: ignore[no-any-return]
     tracer()  # raises DygraphError outside of dygraph mode
@@ -137,8 +137,9 @@ def real_variable(value: Any, name: str | None = None) -> VarBase:
 
 
 def in_program(value: Any) -> Any:
-    """Return what `to_variable` gives where a function builds a program: a tensor is a variable of the
-    program already, an array becomes an `assign`.
+    """Convert a value to a variable of the Program under construction.
+
+    A tensor is a variable of the Program already. An array becomes an `assign`.
     """
     from jfluid.layers.creation import assign  # which imports this module
 
@@ -166,8 +167,9 @@ class _NoGrad(contextlib.ContextDecorator):
 
 
 def no_grad(function: Callable[..., Any] | None = None) -> Any:
-    """Return a context within which no operator is recorded for gradients; `@no_grad` and
-    `@no_grad()` decorate a function with it.
+    """Return a context that records no operator for gradients.
+
+    `@no_grad` and `@no_grad()` decorate a function with the context.
     """
     if function is None:
         return _NoGrad()
@@ -211,8 +213,8 @@ def grad(
     outs, ins = _variables(outputs, "outputs"), _variables(inputs, "inputs")
     if not only_inputs:
         raise errors.UnsupportedError(
-            "grad: only_inputs=False would add to the gradients of all other variables; Fluid 1.8 "
-            "has only only_inputs=True: call backward() for those"
+            "grad: only_inputs=False would add to the gradients of all other variables. Fluid 1.8 "
+            "has only only_inputs=True: call backward() for these variables"
         )
     seeds: list[Any] = [None] * len(outs)
     if grad_outputs is not None:

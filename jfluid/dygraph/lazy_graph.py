@@ -1,15 +1,12 @@
-"""Operators that were called and have not run yet.
+"""Lazy graph: operators that were called and have not run yet.
 
-A call in dygraph mode only records its operator: shapes are known, numbers are not. When a number
-is asked for, or a step of an optimizer ends, all that is pending runs. The record (operators,
-attributes, which output is whose input, shapes: see `points`; which results anybody still holds) is the key of a
-compiled function: a loop whose body repeats finds it again, so that its step is one call of XLA, as
-in a static program, or two where the script waits for the loss of each step. Nothing has to be
-guarded: a step that differs is another key.
+A call in dygraph mode records its operator. Shapes are known, numbers are not. The graph runs if a number is needed, or
+at the end of an optimizer's step. The cache key of the compiled function is the graph's node in the trace trie, and
+the results that Python still references. A loop with equal steps finds its function again, so that a step is one call
+of XLA, as in a static program. Guards are not needed: a different step has a different key.
 
-A record that was not seen before is compiled whole, too. Where nearly every one is new (attributes
-or shapes that change all the time), operators are compiled and run one by one instead, until
-records repeat again.
+A new graph is compiled as a whole. If nearly all graphs are new (attributes or shapes that change in each step),
+operators are compiled and run one by one, until graphs repeat again.
 """
 
 import functools
@@ -38,7 +35,6 @@ from jfluid.dygraph.compiled_trace import (
     hold_filters,
     jitted,
     key_of,
-    overwrites,
     seeds_of,
 )
 from jfluid.dygraph.lazy_values import Aval, LazyValue, constant, in_order
@@ -48,11 +44,11 @@ from jfluid.dygraph.trace_trie import TraceNode, assigned, flat, numbered
 
 logger = logging.getLogger(__name__)
 
-MOST_RECORDED = 20_000  # operators; then they run, though nobody asks
-_MOST_NODES = 32_768  # and what else is found by them, of 3 KB each
-_MANY = 32  # operators, from which on their objects would have those of the whole program looked through
-_MOST_NEW = 12  # of the last 16 records, for which operators are compiled one by one
-_SMALL = 24  # operators; a record as short as this is compiled whole in any case
+MOST_RECORDED = 20_000  # operators, after which the graph runs unasked
+_MOST_NODES = 32_768  # and replays, of 3 KB each
+_MANY = 32  # operators, after which Python's garbage collector would scan the whole heap
+_MOST_NEW = 12  # of the last 16 graphs, at which operators are compiled one by one
+_SMALL = 24  # operators; a graph of this size is compiled as a whole in any case
 
 
 _BEFORE = "before"
@@ -60,7 +56,7 @@ _graphs: dict[jax.Device, "LazyGraph"] = {}
 
 
 def graph_on(device: jax.Device) -> "LazyGraph":
-    """Return what is pending on a device."""
+    """Return the lazy graph of a device."""
     found = _graphs.get(device)
     if found is None:
         found = _graphs[device] = LazyGraph(device)
@@ -68,7 +64,7 @@ def graph_on(device: jax.Device) -> "LazyGraph":
 
 
 def array_of(value: LazyValue) -> Any:
-    """Return the array of a value, after all that is pending has run if it has none."""
+    """Return the array of a value; runs the lazy graphs if the value has no array yet."""
     if value.array is None:
         for graph in _graphs.values():
             graph.run()
@@ -78,24 +74,24 @@ def array_of(value: LazyValue) -> Any:
 
 
 class LazyGraph:
-    """What is pending on one device.
+    """Recorded operators of one device, and the caches of compiled functions.
 
     Args:
-        device: runs the operators.
+        device: device of the operators.
     """
 
     def __init__(self, device: jax.Device):
         kept_files.use()
         self.device = device
-        self.compiled = 0  # functions for whole records
+        self.compiled = 0  # number of compiled steps
         self._whole = LruCache[CompiledTrace](256, lambda step: step.bytes, most_bytes)
         self._single = LruCache[Executables](8192)
-        self._seen = LruCache[bool](4096)  # by hashes: the records themselves may be large
-        self._recent: list[bool] = []  # whether the latest records were new
+        self._seen = LruCache[bool](4096)  # by hash: keys may be large
+        self._recent: list[bool] = []  # True for each of the latest graphs that was new
         self._one_by_one = False
         self._streams = EagerStreams(device)
-        self._collects = 0  # how often objects were collected before those of the records were made
-        self._root, self._trie_size = TraceNode(), 0  # nothing is pending; how many points follow
+        self._collects = 0  # threshold of the garbage collector before the records were made
+        self._root, self._trie_size = TraceNode(), 0  # the empty graph; number of nodes
         self._released = released.changes()
         self._begin()
 
@@ -104,7 +100,7 @@ class LazyGraph:
         self._root, self._trie_size = TraceNode(), 0
 
     def _forget_released(self) -> None:
-        """Forget what is kept of operators that were released, when nothing is pending."""
+        """Remove released operators from all caches; the graph must be empty."""
         self._released = released.changes()
         calls.forget_released()
         self._forget_trie()
@@ -123,19 +119,19 @@ class LazyGraph:
     def _begin(self) -> None:
         if self._trie_size > _MOST_NODES:
             self._forget_trie()
-        self.node = self._root  # the operators
-        self.leaves: list[LazyValue] = []  # their inputs
-        self.outs: list[ref[LazyValue]] = []  # outputs that somebody may hold
+        self.node = self._root  # last recorded operator
+        self.leaves: list[LazyValue] = []  # inputs of the operators
+        self.outs: list[ref[LazyValue]] = []  # outputs that Python may reference
         self.draws: list[tuple[int, int]] = []  # (seed, number) of each random operator
-        self.grad_nodes: list[ref[GradNode]] = []  # of operators that gradients flow through
-        self.variables: list[Any] = []  # VarBases that gradients flow to and no operator gave
-        self.places: dict[int, int] = {}  # theirs, by id
-        self.initializes = False  # whether all of it gives first values
-        self.step_ended = False  # whether a step of training has ended, which runs before the next begins
+        self.grad_nodes: list[ref[GradNode]] = []  # nodes of operators with gradients
+        self.variables: list[Any] = []  # VarBases without an operator that gradients flow to
+        self.places: dict[int, int] = {}  # places of these variables, by id
+        self.initializes = False  # True if all operators compute first values
+        self.step_ended = False  # True after an optimizer's step: the graph runs before the next operator
 
     @property
     def records(self) -> list[Record]:
-        """The calls that are pending."""
+        """The recorded operators."""
         return self.node.records()
 
     def child(
@@ -145,16 +141,17 @@ class LazyGraph:
         inputs: Sequence[LazyValue | None],
         edges: Sequence[Any] | None,
     ) -> TraceNode:
-        """Return the point that a call leads to.
+        """Return the trie node of a call behind the current node.
 
         Args:
-            outputs: what `Call.outputs` says of such inputs.
-            inputs: as they are given.
-            edges: as of a GradNode; None where no gradient is recorded.
+            call: the call.
+            outputs: result of `Call.outputs` for these inputs.
+            inputs: values of the inputs, in the order of the call.
+            edges: edges as of a GradNode, or None if no gradient is recorded.
         """
         before, leaves = self.node, len(self.leaves)
         made, slots = flat(call, outputs)
-        assigned(call, slots)  # before anything is changed: it may raise
+        assigned(call, slots)  # raises before any change
         sources = [NONE if v is None else self._source(v) for v in inputs]
         sources = [NONE if at < 0 else sources[at] for at in call.order]
         kinds = tuple([v.aval for v in self.leaves[leaves:]])
@@ -177,12 +174,13 @@ class LazyGraph:
         node.replays[key] = replay
 
     def flow(self, edge: Any) -> Any:
-        """Return how what is pending names where a gradient goes: an output by its number, from 0, a
-        variable that no operator gave by -1 and less, an output of what has run by a word; None where no
-        gradient is wanted.
+        """Return a name of a gradient's destination, for cache keys.
+
+        An output of the graph is named by its number, from 0. A variable without an operator is named by -1 and less.
+        Outputs of earlier graphs share one word. None stands for no gradient.
 
         Args:
-            edge: as of a GradNode.
+            edge: edge as of a GradNode.
         """
         if edge is None:
             return None
@@ -205,13 +203,15 @@ class LazyGraph:
         values: list[LazyValue | None],
         edges: list[Any],
     ) -> bool:
-        """Name what variables hold as inputs of the next call; return whether all have a value here.
+        """Name the values of variables as inputs of the next call.
+
+        Returns False if a variable has no value on this device.
 
         Args:
-            variables: VarBases, or None for one that is missing.
-            records: whether gradients are recorded.
-            key: gets what tells them from others, as far as results depend on it.
-            values, edges: get what each holds, and where its gradient goes, as of a GradNode.
+            variables: VarBases, or None for a missing variable.
+            records: True if gradients are recorded.
+            key: gets the names and kinds that results depend on.
+            values, edges: get each variable's value and the edge of its gradient, as of a GradNode.
         """
         # One pass: a step of XLA evicts this from the core's caches, so that every function call counts.
         leaves, places = self.leaves, self.places
@@ -225,7 +225,7 @@ class LazyGraph:
                 if value is not None and value.owner is leaves:
                     key.append(value.source)
                 elif value is None or value.array is None:
-                    return False  # it has none, or is pending on another device
+                    return False  # no value, or in the graph of a different device
                 else:
                     value.owner, value.source = leaves, -1 - len(leaves)
                     leaves.append(value)
@@ -246,10 +246,11 @@ class LazyGraph:
         return True
 
     def advance(self, trace_node: TraceNode, draw: tuple[int, int] | None) -> list[LazyValue | None]:
-        """Record the call that leads to a point; returns its outputs, for all slots one after the other.
+        """Record the call of a trie node, and return its outputs, slot after slot.
 
         Args:
-            draw: (seed, number) of the random numbers of an operator that draws some.
+            trace_node: child of the current node.
+            draw: (seed, number) of the random numbers, or None.
         """
         if trace_node.depth == _MANY:
             self._collects = collector.seldom()
@@ -270,21 +271,22 @@ class LazyGraph:
         return values
 
     def take_back(self, leaves: int) -> None:
-        """Take inputs back that no call reads, all but the first so many."""
+        """Remove the inputs behind the first `leaves` inputs, which no call has read."""
         for value in self.leaves[leaves:]:
             value.owner = None
         del self.leaves[leaves:]
 
     def has(self, value: LazyValue) -> bool:
-        """Whether the operator that gives a value is pending here."""
+        """Return True if an operator of this graph computes a value."""
         return value.array is None and value.owner is self.leaves
 
     def append(self, end: TraceNode, held: Mapping[int, LazyValue], draws: Sequence[tuple[int, int]]) -> None:
-        """Record the calls that lead to a point behind this one.
+        """Record all calls that lead to a later node.
 
         Args:
-            held: of the outputs, by number, those that somebody holds.
-            draws: the random numbers.
+            end: trie node behind the current node.
+            held: referenced outputs, by number.
+            draws: random numbers of the calls.
         """
         for number, value in held.items():
             value.owner, value.source = self.leaves, number
@@ -293,14 +295,14 @@ class LazyGraph:
         self.node = end
 
     def _source(self, value: LazyValue) -> int:
-        """Return how a value is named, from now on where it is neither input nor output yet."""
+        """Return the name of a value in this graph; a new value becomes an input."""
         if value.owner is not self.leaves:
             value.owner, value.source = self.leaves, -1 - len(self.leaves)
             self.leaves.append(value)
         return value.source
 
     def run(self) -> None:
-        """Run all that is pending, as far as somebody still holds its results."""
+        """Run the recorded operators, and compute all referenced results."""
         if not self.node.depth:
             return
         collects, self._collects = self._collects, 0
@@ -314,7 +316,7 @@ class LazyGraph:
             raise
         finally:
             if collects:
-                collector.often(collects)  # what was recorded has gone
+                collector.often(collects)  # the records are garbage
 
     def _run(self) -> None:
         trace_node, leaves, outs, draws = self.node, self.leaves, self.outs, self.draws
@@ -327,9 +329,7 @@ class LazyGraph:
             leaves.clear()
             return
         arrays, kinds = [v.array for v in leaves], [(v.aval, v.order) for v in leaves]
-        donated: tuple[int, ...] = ()
-        if overwrites(trace_node.bytes, trace_node.sparse):
-            donated = donation.donated(leaves, list(holders.values()))
+        donated = donation.donated(leaves, list(holders.values()))
         leaves.clear()
 
         def key_of_all() -> Any:
@@ -372,7 +372,7 @@ class LazyGraph:
         holders: Mapping[int, LazyValue],
         draws: Sequence[tuple[int, int]],
     ) -> list[Any] | None:
-        """Run a step whose calls have come with other shapes before; None where it runs as it is."""
+        """Run a step on padded inputs, or return None if the step runs with exact shapes."""
         with jax.enable_x64(True), jax.default_device(self.device):
             return self._streams.run(trace_node, arrays, kinds, list(holders), seeds_of(draws))
 
@@ -388,10 +388,12 @@ class LazyGraph:
         return CompiledTrace(records, kinds, donated, results, self.device)
 
     def _goes_one_by_one(self, key: Any, known: bool, size: int) -> bool:
-        """Whether operators of a record run one by one.
+        """Return True if operators run one by one.
 
         Args:
-            known: whether it was compiled.
+            key: cache key of the step.
+            known: True if the step is compiled.
+            size: number of operators.
         """
         if not known:
             known = hash(key) in self._seen
@@ -402,7 +404,7 @@ class LazyGraph:
             self._one_by_one = often
             logger.warning(
                 "dygraph: %s",
-                "nearly every step differs from those before (operators, attributes, shapes): their "
+                "nearly every step differs from earlier steps (operators, attributes, shapes): "
                 "operators are compiled and run one by one until steps repeat"
                 if often
                 else "steps repeat: each is compiled as a whole again",
@@ -410,7 +412,7 @@ class LazyGraph:
         return often and not known and size > _SMALL
 
     def _singly(self, records: Sequence[Record], arrays: list[Any], seeds: Seeds, live: Sequence[int]) -> list[Any]:
-        """Run operators one by one, without those whose results nobody needs."""
+        """Run operators one by one, without operators of unused results."""
         needed, used = set(live), []
         for record in reversed(records):
             if not needed.isdisjoint(record.numbers()):

@@ -94,7 +94,7 @@ class NLLLoss(_Loss):
         self.weight, self.ignore_index = weight, ignore_index
 
     def forward(self, input: Variable, label: Variable) -> Variable:
-        """Return the loss of log probabilities [N, C] or [N, C, d1, d2 ...] and class numbers, [N] or [N, d1, d2 ...]."""
+        """Return the loss of log probabilities [N, C, ...] and class numbers [N, ...]."""
         shape = input.shape
         if len(shape) < 2:
             raise errors.ShapeError(f"dygraph.NLLLoss: expected an input [N, C, ...], found {list(shape)}")

@@ -299,8 +299,9 @@ class SpectralNorm(Layer):
 
 
 def in_test_form(layer: Layer, is_test: bool) -> bool:
-    """Whether a layer that computes otherwise in evaluation does so now: what its mode says in
-    dygraph mode; in a program, what its argument `is_test` says, too.
+    """Return True if a layer computes in its form for evaluation.
+
+    In dygraph mode the layer's mode decides. In a program its argument `is_test` decides, too.
     """
     if in_dygraph_mode():
         return not layer.training

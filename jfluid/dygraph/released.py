@@ -1,9 +1,8 @@
-"""Operators that nobody calls any more: Programs that ran as one operator, and went.
+"""Released operators: Programs that ran as one operator and were garbage collected.
 
-A recorded call holds its operator, and the operator its Program, so that what is pending and what gradients
-flow through runs however long ago the Program was dropped. What is kept of calls to find them again
-(`calls`, `pending`) would hold it, too: it is forgotten here, and again after every new call of such an operator, since
-a backward pass may come to it later.
+A recorded call holds its operator, and the operator its Program. Recorded operators and gradients therefore run after
+the Program was dropped. The caches of `calls` and `lazy_graph` would hold the operator, too. The caches are cleared
+here, and again after each new call of such an operator, because a backward pass may call it later.
 """
 
 from collections.abc import Iterable
@@ -18,7 +17,7 @@ _changes = 0
 def release(types: Iterable[str]) -> None:
     """Note that the operators of these types have lost their owner.
 
-    It may run wherever objects are collected: nothing is forgotten at once.
+    The garbage collector may call this at any time, so that caches are cleared later.
     """
     global _changes
     _types.update(types)
@@ -26,22 +25,22 @@ def release(types: Iterable[str]) -> None:
 
 
 def changes() -> int:
-    """Return a number that is another one where there is something to forget since."""
+    """Return a number that changes with each released operator."""
     return _changes
 
 
 def is_released(definition: OpDef) -> bool:
-    """Return whether it is such an operator, or a gradient of one."""
+    """Return True for a released operator or its gradient."""
     return bool(_types) and registry.root(definition).type in _types
 
 
 def note(definition: OpDef) -> None:
-    """Note an operator that is called anew: what is kept of its calls is forgotten again."""
+    """Note a new call of an operator, so that caches of a released operator are cleared again."""
     global _changes
     if is_released(definition):
         _changes += 1
 
 
 def forget_ended() -> None:
-    """Forget the types of operators that nobody holds any more."""
+    """Forget the types of operators that no object holds."""
     _types.difference_update([t for t in list(_types) if registry.find(t) is None])

@@ -40,17 +40,16 @@ def replay_or_record(
     replay: Callable[[Any, Inputs], Any],
     record: Callable[[TraceNode, Inputs, Any], Any],
 ) -> Any:
-    """Replay some operators, or call them and record a replay.
+    """Replay recorded operators, or call the operators and record a replay.
 
     Args:
-        graph: the operators that have not run yet.
+        graph: the lazy graph.
         key: equal for calls of the same operators upon equal inputs.
         variables: all variables that the operators read.
         records: True if gradients are recorded.
         run: calls the operators.
         replay: adds a replay to the graph; returns None if the replay cannot be used.
-        record: returns a replay of the operators behind a node, or None if there is none. The last argument is the
-            result of `run`.
+        record: returns a replay of the operators behind a node, or None. The last argument is the result of `run`.
     """
     before, leaves = graph.node, len(graph.leaves)
     named: list[Any] = [*key]
@@ -79,13 +78,14 @@ def _gives(graph: LazyGraph, before: TraceNode, values: Sequence[LazyValue | Non
 
 
 class LayerReplay(NamedTuple):
-    """A chain of operators, each of which reads the result of the operator before it.
+    """Chain of operators; each operator reads the result of the operator before it.
 
     Attributes:
         links: for each operator its trie node and the sources of its inputs, in the order of the call. A source from
-            0 is a place among the layer's inputs; -1 and less is an output of the operator before. Operators without
-            gradients have no sources.
-        place: of the result among the outputs of the last operator.
+            0 is a
+            place among the layer's inputs; -1 and less is an output of the operator before. Operators without gradients
+            have no sources.
+        place: place of the result among the outputs of the last operator.
     """
 
     links: Sequence[tuple[TraceNode, Sequence[int]]]
@@ -102,7 +102,7 @@ def call_layer(
     """Return the result of a function that calls a chain of operators.
 
     Args:
-        graph: the operators that have not run yet.
+        graph: the lazy graph.
         records: True if gradients are recorded.
         token: equal for functions that call the same operators.
         variables: all variables that the function reads.
@@ -143,7 +143,7 @@ def _replay_layer(graph: LazyGraph, replay: LayerReplay, inputs: Inputs) -> VarB
 
 
 def _record_layer(graph: LazyGraph, before: TraceNode, inputs: Inputs, result: LazyValue) -> LayerReplay | None:
-    """Return a replay of the operators behind a node, or None if these are no chain."""
+    """Return a replay of the operators behind a node, or None if the operators form no chain."""
     trace_nodes = graph.node.since(before)
     if not trace_nodes or graph.node.draws != before.draws:
         return None
@@ -190,11 +190,11 @@ class OptimizerReplay(NamedTuple):
 
 
 def call_updates(graph: LazyGraph, type_: str, updates: Sequence[Update], call: Callable[[Update], Any]) -> None:
-    """Call an operator for each update, in the order of the updates, while no gradients are recorded.
+    """Call an operator for each update, in order, without gradients.
 
     Args:
-        graph: the operators that have not run yet.
-        type_: of the operators.
+        graph: the lazy graph.
+        type_: type of the operators.
         updates: inputs, outputs and attributes of each operator.
         call: calls the operator of an update.
     """
@@ -233,7 +233,7 @@ def _replay_updates(graph: LazyGraph, replay: OptimizerReplay, written: Sequence
 
 
 def _update_key(type_: str, updates: Sequence[Update]) -> list[Hashable] | None:
-    """Return the key of some updates beside their inputs, or None if the updates cannot be replayed."""
+    """Return the key of updates without the inputs, or None if a replay is impossible."""
     key: list[Hashable] = [type_, len(updates)]
     written: set[int] = set()
     for inputs, outputs, attrs in updates:
@@ -283,7 +283,7 @@ def call_backward(
     """Give all variables their gradients.
 
     Args:
-        graph: the operators that have not run yet.
+        graph: the lazy graph.
         outputs: variables with which the pass begins.
         order: returns the nodes of the pass.
         walk: calls the gradient operators of these nodes.

@@ -1,9 +1,8 @@
-"""Steps of imperative mode whose arrays change shape: the same calls, with other sizes, share executables.
+"""Shape streams of imperative steps: equal calls with varying sizes share executables.
 
-See `jfluid.compile.dynamic_shapes`, which does this for programs. A step belongs to a stream by its calls: those of
-a loop whose batches have other lengths are the same, unless an attribute follows from a length. Where the number of
-calls follows from a length, because the script calls a cell for each word, a step belongs to a stream by its
-outline (see `rolling`).
+`jfluid.compile.dynamic_shapes` does this for programs. The calls of a step determine its stream: steps of a loop with
+varying batch lengths have equal calls, unless an attribute depends on a length. If the number of calls depends on a
+length, because the script calls a cell for each word, the outline of the step determines its stream (see `rolling`).
 """
 
 from abc import ABC, abstractmethod
@@ -34,14 +33,14 @@ from jfluid.ops.registry import is_local
 FLAG = "FLAGS_dynamic_shapes"
 _MOST = 32
 _MOST_OUTLINES = 256
-_FEWEST = 4  # calls of a step that is worth it, unless one of them is a Program
+_FEWEST = 4  # calls of a step in a stream, unless a call is a Program
 
 
 class _Segment(ABC):
-    """A step, as a stream sees it (see `stream.Segment`).
+    """A step in the form that a stream needs (see `stream.Segment`).
 
     Attributes:
-        live: names of its results.
+        live: names of the results.
     """
 
     def __init__(self, items: list[Item], kept: list[str], live: list[str], device: jax.Device):
@@ -49,15 +48,15 @@ class _Segment(ABC):
 
     @abstractmethod
     def results(self, env: dict[str, Any], seeds: Any) -> list[Any]:
-        """Trace the step as it stands; returns its results.
+        """Trace the step with exact shapes, and return its results.
 
         Args:
-            env: the arguments by name.
-            seeds: of its random numbers.
+            env: arguments by name.
+            seeds: seeds of random numbers.
         """
 
     def outline(self) -> Any:
-        """Return what tells the step from others in all processes; None for one that is not kept on disk."""
+        """Return the part of the disk cache key beside items, or None for a step not saved on disk."""
         return None
 
     def recorded(
@@ -67,8 +66,7 @@ class _Segment(ABC):
         key: Any,
         shapes: Mapping[int, tuple[int, ...]],
     ) -> Any:
-        """See `stream.Segment.recorded`."""
-
+        """Return the jaxpr at given shapes; see `stream.Segment.recorded`."""
         given = {
             name: jax.ShapeDtypeStruct(shapes.get(i, np.shape(value)), value.dtype)
             for i, (name, value) in enumerate(zip(self.kept, kept))
@@ -81,7 +79,7 @@ class _Segment(ABC):
         identity: Sequence[Any],
         beside: Beside,
     ) -> Any:
-        """See `stream.Segment.padded`."""
+        """Return the padded executable; see `stream.Segment.padded`."""
         on_cpu, live, items = self._device.platform == "cpu", self.live, self.items
 
         def run(donated: tuple[Any, ...], kept: tuple[Any, ...], key: Any) -> Any:
@@ -128,11 +126,11 @@ class EagerSegment(_Segment):
 
 
 class RolledSegment(_Segment):
-    """The calls and loops of a step whose lengths differ.
+    """Calls and loops of a step with loops of varying length.
 
     Args:
-        calls: of the step that the outline was made of.
-        names: of its arguments.
+        calls: calls of the step from which the outline was derived.
+        names: names of the arguments.
     """
 
     def __init__(self, outline: Outline, calls: Sequence[Call], names: list[str], device: jax.Device):
@@ -151,7 +149,7 @@ class EagerStreams:
     def __init__(self, device: jax.Device):
         self._device = device
         self._streams = LruCache[tuple[_Segment, ShapeStream]](_MOST)
-        # by forms of steps: the first lengths of their loops, and the places of those whose lengths differ
+        # by form of a step: first lengths of its loops, and places of loops with varying lengths
         self._lengths = LruCache[tuple[list[int], set[int]]](_MOST)
         self._outlines = LruCache[Outline | None](_MOST_OUTLINES)
 
@@ -194,7 +192,7 @@ class EagerStreams:
 
     def forget_released(self) -> None:
         """Forget the streams of steps with operators that were released, and the outlines of all."""
-        self._outlines.clear()  # by points, which have calls
+        self._outlines.clear()  # keys hold trie nodes, and these hold calls
         for key, (segment, _) in list(self._streams.items()):
             if any(released.is_released(definition) for _, _, definition in segment.items):
                 del self._streams[key]
@@ -214,7 +212,7 @@ class EagerStreams:
         live: Sequence[int],
         seeds: Seeds,
     ) -> list[Any] | None:
-        """Run a step whose loops have had other lengths before; None where it runs as it is."""
+        """Run a step with loops of varying length, or return None if the step runs as it is."""
         names, given = arguments(outline, arrays, seeds[0] if seeds else None)
         dtypes = tuple([v.dtype for v in given])
         _, stream = self._streams.get_or_make(
@@ -231,7 +229,7 @@ class EagerStreams:
         return [self._here(results[number]) for number in live]
 
     def _outline(self, trace_node: TraceNode, live: Sequence[int]) -> Outline | None:
-        """Return the outline of a step whose loops have had other lengths before; None for another one."""
+        """Return the outline of a step with loops of varying length, or None for other steps."""
         key = trace_node, tuple(live)
         if key in self._outlines:
             return self._outlines[key]

@@ -1,7 +1,7 @@
-"""What is pending, as a point in a tree: the same calls upon values of the same kinds lead to the same node.
+"""Trie of recorded operators.
 
-A loop's step goes through the points of the last one. What a call gives, and all that follows from what was
-called before it, is found at its node: nothing is looked up or compared again.
+A repeated step walks the nodes of the step before it. Each node stores the results of checks and shape inference, so
+that a repeated call is one dictionary lookup.
 """
 
 from collections.abc import Sequence
@@ -14,35 +14,28 @@ from jfluid.dygraph.lazy_values import Aval
 
 
 class TraceNode:
-    """Some calls, one after the other. Two are equal where they compute the same.
+    """A sequence of recorded operators. Equal nodes compute the same.
 
     Args:
-        before: the node before the last call; None for that of no calls, and for a call alone.
-        record: of the last call.
-        kinds: of those of its inputs that no call before it has read or given.
-        made: what it gives, for all its output slots one after the other: an Aval, an array that is
-            known, or None.
-        slots: name and number of outputs of each of these slots.
-        flows: whether gradients flow through it.
+        parent: node of the operators before the last; None for the root, and for a single operator that has run.
+        record: the last operator.
+        leaf_avals: kinds of the inputs that no earlier operator has read or computed.
+        made: outputs, slot after slot: an Aval, a known array, or None.
+        slots: name and number of outputs of each output slot.
+        flows: True if gradients flow through the operator.
 
     Attributes:
-        call: of the record.
-        assigned: for each variable that is given its place among the outputs.
-        first: the number of its first output.
-        place: of its node among those of all calls that gradients flow through.
-        after: the points that other calls lead to, by what `Tracer.call` and `LazyGraph.after` know
-            of these.
-        together: what several calls lead to at once, by what these know of them (see `chains`, `updates`).
-        depth, leaves, outputs, draws, nodes: how many calls there are, inputs, outputs, random numbers,
-            and calls that gradients flow through.
-        bytes: of the inputs.
-        sparse: whether a call works on sparse rows.
-        number: of this object.
+        call: call of the record.
+        assigned: place among the outputs of each output variable of the call.
+        first_output: number of the first output among all outputs.
+        grad_place: place of the operator's GradNode among all GradNodes.
+        children: nodes of next operators, by the keys of `Tracer.call` and `LazyGraph.child`.
+        replays: replays that begin at this node, by key (see `replays`).
+        depth, leaves, outputs, draws, grad_nodes: number of operators, inputs, outputs, random draws and GradNodes.
     """
 
     __slots__ = (
         "assigned",
-        "bytes",
         "call",
         "children",
         "depth",
@@ -60,7 +53,6 @@ class TraceNode:
         "record",
         "replays",
         "slots",
-        "sparse",
     )
 
     def __init__(
@@ -76,8 +68,8 @@ class TraceNode:
         self.made, self.slots, self.flows = made, slots, flows
         self.children: dict[Any, TraceNode] = {}
         self.replays: dict[Any, Any] = {}
-        self.depth = self.leaves = self.outputs = self.draws = self.grad_nodes = self.bytes = 0
-        self.first_output, self.grad_place, self.sparse, self.hash = 0, 0, False, 0
+        self.depth = self.leaves = self.outputs = self.draws = self.grad_nodes = 0
+        self.first_output, self.grad_place, self.hash = 0, 0, 0
         self.call: Any = record and record.call
         self.assigned = assigned(record.call, slots) if record is not None else ()
         if parent is not None and record is not None:
@@ -87,12 +79,10 @@ class TraceNode:
             self.outputs = parent.outputs + len(made)
             self.draws = parent.draws + (record.draw >= 0)
             self.grad_nodes = parent.grad_nodes + flows
-            self.bytes = parent.bytes + sum(k.bytes for k in leaf_avals)
-            self.sparse = parent.sparse or bool(record.call.attrs.get("is_sparse"))
             self.hash = hash((parent.hash, self._same()))
 
     def _same(self) -> Any:
-        """What is equal where the last call is the same."""
+        """Return a key that is equal for equal last operators."""
         record = self.record
         return record and (record.call.number, record.inputs, self.leaf_avals)
 
@@ -108,7 +98,7 @@ class TraceNode:
         return all(a is b or a._same() == b._same() for a, b in pairs)
 
     def since(self, before: "TraceNode | None") -> list["TraceNode"]:
-        """Return the points after one that lies before this one, and this one; all for None."""
+        """Return the nodes after an ancestor, up to this node; all for None."""
         found: list[TraceNode] = []
         node: TraceNode | None = self
         while node is not None and node is not before:
@@ -118,18 +108,18 @@ class TraceNode:
         return found
 
     def records(self, before: "TraceNode | None" = None) -> list[Record]:
-        """Return the calls after a point; all for None."""
+        """Return the operators after an ancestor; all for None."""
         return [node.record for node in self.since(before) if node.record is not None]
 
     def follows(self, other: "TraceNode") -> bool:
-        """Whether another one lies before this one, or is this one."""
+        """Return True if `other` is this node or an ancestor."""
         node: TraceNode | None = self
         while node is not None and node.depth > other.depth:
             node = node.parent
         return node is other
 
     def forget(self) -> None:
-        """Forget all points that lie behind this one."""
+        """Drop all descendants."""
         left = [self]
         while left:
             node = left.pop()
@@ -141,8 +131,8 @@ def numbered(outputs: Sequence[Any], first: int) -> list[Any]:
     """Return the numbers of outputs, slot by slot (see `Record`).
 
     Args:
-        outputs: what `Call.outputs` says.
-        first: the number of the first one.
+        outputs: result of `Call.outputs`.
+        first: number of the first output.
     """
     found: list[Any] = []
     for out in outputs:
@@ -154,7 +144,7 @@ def numbered(outputs: Sequence[Any], first: int) -> list[Any]:
 
 
 def flat(call: Call, outputs: Sequence[Any]) -> tuple[list[Any], tuple[tuple[str, int], ...]]:
-    """Return the outputs of a call one after the other, and name and number of those of each slot."""
+    """Return the outputs of a call in one list, and the name and size of each slot."""
     found: list[Any] = []
     slots = []
     for name, out in zip(call.writes, outputs):
@@ -165,12 +155,13 @@ def flat(call: Call, outputs: Sequence[Any]) -> tuple[list[Any], tuple[tuple[str
 
 
 def assigned(call: Call, slots: Sequence[tuple[str, int]]) -> tuple[int, ...]:
-    """Return for each variable that a call is given its place among the outputs.
+    """Return the place among the outputs of each output variable of a call.
 
     Args:
+        call: the call.
         slots: name and number of outputs of each slot.
 
-    Raises ShapeError where there are fewer.
+    Raises ShapeError if the call names more variables than a slot has outputs.
     """
     first, numbers, at = {}, dict(slots), 0
     for name, n in slots:

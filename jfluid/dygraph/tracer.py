@@ -1,4 +1,4 @@
-"""Calls operators on eager variables, and their gradient operators backwards."""
+"""Calls of operators upon eager variables, and of gradient operators in backward passes."""
 
 import contextlib
 import secrets
@@ -26,20 +26,20 @@ from jfluid.scope import Scope
 
 Variables = Mapping[str, VarBase | Sequence[VarBase | None]]
 _GRAD = gradients.GRAD
-_SMALL = 64  # elements: numbers up to here are computed at once where they are known
+_SMALL = 64  # elements; smaller known numbers are computed immediately
 _OUTPUTS = ""  # stands before the outputs in a key: no slot has this name
 _MOST_KNOWN = 4096  # elements of an input that an operator may have to know
 
 
 class Tracer:
-    """Runs the operators of one `guard`.
+    """Runs the operators of a `guard`.
 
     Args:
-        place: its device runs them.
+        place: place of the operators.
 
     Attributes:
-        records: whether operators are recorded for gradients.
-        seed: of random operators; 0 draws one.
+        records: True if operators are recorded for gradients.
+        seed: seed of random operators; 0 draws a seed.
     """
 
     def __init__(self, place: Any):
@@ -53,7 +53,7 @@ class Tracer:
 
     @contextlib.contextmanager
     def recording(self, records: bool) -> Iterator[None]:
-        """A context in which operators are, or are not, recorded for gradients."""
+        """Return a context in which operators are, or are not, recorded for gradients."""
         before, self.records = self.records, records
         try:
             yield
@@ -61,7 +61,7 @@ class Tracer:
             self.records = before
 
     def reseed(self, seed: int) -> None:
-        """Begin the random numbers of a seed anew; 0 draws one."""
+        """Restart the random numbers from a seed; 0 draws a seed."""
         self.seed, self._drawn = seed, 0
 
     def train_mode(self) -> None:
@@ -74,7 +74,7 @@ class Tracer:
 
     @property
     def _train_mode(self) -> bool:
-        """Whether gradients are recorded, as layers of scripts ask."""
+        """True if gradients are recorded; for layers of scripts."""
         return self.records
 
     def trace_op(
@@ -85,7 +85,7 @@ class Tracer:
         attrs: Mapping[str, Any],
         stop_gradient: bool = False,
     ) -> None:
-        """Call an operator as scripts do that work without layers: as `Block.append_op`, with the same errors."""
+        """Call an operator, for scripts without layers, with the errors of `Block.append_op`."""
         block = default_main_program().current_block()
         block.append_op(type, inputs, outputs, attrs, stop_gradient=stop_gradient)
 
@@ -99,15 +99,16 @@ class Tracer:
         attrs: Mapping[str, Any] | None = None,
         draw: tuple[int, int] | None = None,
     ) -> Sequence[VarBase | None]:
-        """Call an operator, and give its outputs their values; returns them.
+        """Call an operator, and return its output variables with values.
 
         Args:
-            inputs: by slot a variable or several, of which None stands for a missing one.
-            outputs: by slot a variable or several, of which None stands for one that is not wanted; slots
-                alone where a new variable is wanted in each.
-            draw: the random numbers of an operator that draws; new ones when None.
+            type_: type of the operator.
+            inputs: variables of each slot; None for a missing variable.
+            outputs: variables of each slot, None for an unwanted output; or slot names, each for a new variable.
+            attrs: attributes.
+            draw: random numbers of the operator; new numbers when None.
 
-        Raises what `Block.append_op` does.
+        Raises the errors of `Block.append_op`.
         """
         graph, records = self.graph, self.records
         before = len(graph.leaves)
@@ -182,12 +183,13 @@ class Tracer:
     def _trace_node(
         self, call: Call, kind: Any, values: Sequence[LazyValue | None], edges: Sequence[Any] | None
     ) -> TraceNode:
-        """Return the point that a call leads to which was not called there before.
+        """Return the new trie node of a call.
 
         Args:
-            kind: under which it is found again.
+            call: the call.
+            kind: key of the node among its parent's children.
             values: the inputs.
-            edges: as of a GradNode; None where no gradient is recorded.
+            edges: edges as of a GradNode; None if no gradient is recorded.
         """
         graph = self.graph
         ordered = [None if at < 0 else values[at] for at in call.order]
@@ -202,7 +204,7 @@ class Tracer:
             known = call.specialised(constants)
             outputs = known.outputs([None if i in constants else a for i, a in enumerate(avals)])
             if outputs is None:
-                call.infer(avals)  # says what is unknown
+                call.infer(avals)  # raises an error that names the unknown value
             rest = [*values]
             for i in constants:
                 rest[call.order[i]] = None
@@ -218,7 +220,7 @@ class Tracer:
     def _at_once(
         self, call: Call, inputs: Variables, outputs: Variables, values: Sequence[LazyValue | None]
     ) -> list[Any] | None:
-        """Return the outputs of an operator that runs at once, slot by slot; None for another one."""
+        """Return the outputs of an operator that runs immediately, slot by slot, or None."""
         if call.on_host:
             return self._on_host(call, inputs, outputs)
         if call.definition.fold and _known(values):
@@ -247,7 +249,7 @@ class Tracer:
                 variable.assign(results[at], node, at)
 
     def _folded(self, call: Call, values: Sequence[LazyValue | None]) -> list[Any] | None:
-        """The outputs of an operator upon known numbers; None where they are many."""
+        """Return the outputs of an operator upon known numbers, or None for large outputs."""
         arrays = [None if v is None else v.array for v in values]
         with jax.enable_x64(True), jax.ensure_compile_time_eval():
             outs = call(arrays)
@@ -288,14 +290,14 @@ class Tracer:
         """Compute the gradients of `outputs`.
 
         Args:
-            seeds: the gradient of each output; ones when None.
-            targets: the variables whose gradients are returned; when None, all variables hold
-                theirs afterwards.
-            retain: keep what another backward pass needs.
-            create: record the gradient operators, so that their results have gradients, too.
+            outputs: variables with which the pass begins.
+            seeds: gradient of each output; ones when None.
+            targets: variables of the returned gradients; when None, all variables hold gradients afterwards.
+            retain: keep the graph for a second backward pass.
+            create: record the gradient operators, for gradients of gradients.
             stops: variables that no gradient passes through.
 
-        Raises DygraphError where a part was released by an earlier pass.
+        Raises DygraphError for a graph that an earlier pass released.
         """
         if targets is None and not (retain or create or stops) and not any(seeds):
 
@@ -322,7 +324,7 @@ class Tracer:
         create: bool = False,
         stops: Sequence[VarBase] = (),
     ) -> dict[Any, tuple[Edge, VarBase]]:
-        """Call the gradient operators of nodes; returns the gradients and where they go, by the key of that."""
+        """Call the gradient operators of nodes; returns edges and gradients by edge key."""
         gradients_of: dict[tuple[int, int], list[VarBase]] = {}
         edges: dict[tuple[int, int], Edge] = {}
         blocked = {e.key for v in stops if (e := v.edge()) is not None}
@@ -360,7 +362,7 @@ class Tracer:
         edges: dict[tuple[int, int], Edge],
         blocked: set[tuple[int, int]],
     ) -> None:
-        """Call the gradient operator of a node, and hand its results on to the nodes before."""
+        """Call the gradient operator of a node, and add its results to `gradients_of`."""
         definition = registry.get(node.trace_node.call.definition.type + "_grad")
         node_inputs, node_outputs = node.inputs(), node.slot_outputs()
         cotangents: dict[str, list[VarBase | None]] = {}
@@ -435,7 +437,7 @@ def _nodes(outputs: Sequence[VarBase]) -> list[GradNode]:
 
 
 def _known(values: Sequence[LazyValue | None]) -> bool:
-    """Whether there are numbers, and all of them are known."""
+    """Return True if there are values and all values are known numbers."""
     found = [v.known for v in values if v is not None]
     return bool(found) and all(found)
 
@@ -449,7 +451,7 @@ def _hold(totals: Mapping[Any, tuple[Edge, VarBase]]) -> None:
 
 
 def _shares(call: Call, inputs: Variables, outputs: Variables) -> bool:
-    """Whether outputs are the variables that the operator may overwrite."""
+    """Return True if outputs are the variables that the operator may overwrite."""
     for written, read in call.in_place:
         first, second = listed(outputs.get(written, ())), listed(inputs.get(read, ()))
         if len(first) != len(second) or not all(a is b for a, b in zip(first, second)):

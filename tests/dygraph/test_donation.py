@@ -96,7 +96,7 @@ def test_no_parameter_is_copied(reads_loss, monkeypatch):
     texts, losses = _steps(momentum, reads_loss)
     assert not _copies(texts)
     for module, name, other in (
-        (donation, "beside", lambda given, made, _: list(range(len(made)))),
+        (donation, "match_outputs", lambda given, made, _: list(range(len(made)))),
         (update_order, "awaited", lambda items: {}),
     ):
         with monkeypatch.context() as patched:

@@ -72,7 +72,7 @@ class PartialProgramLayer:
         names = [*self._inputs, *parameters]
         results = [*self._outputs, *self._updated]
         number, parts = next(_numbers), list(_parted(items))
-        # Loops are compiled in another way where gradients go through them.
+        # Loops with gradients are lowered differently.
         self._types = {trains: f"run_program:{number}" + (":trains" if trains else "") for trains in (False, True)}
         # Functions of operators hold no PartialProgramLayer: the operators are released when it goes.
         self._definitions = [
@@ -128,7 +128,7 @@ def _function(
     trains: bool,
     draws: bool,
 ) -> Callable[..., Any]:
-    """The function of an operator; one that draws takes a key."""
+    """Return the function of an operator; a random operator takes a key."""
 
     def drawing(values: list[Any], *, key: Any) -> list[Any]:
         return _run(parts, dict(zip(names, values)), results, key, trains)
@@ -162,7 +162,7 @@ def _run(
 
 
 def _parted(items: Iterable[Item]) -> Iterable[tuple[list[Item], list[str]]]:
-    """Operators up to one through whose outputs no gradient is to flow, and their names."""
+    """Split operators behind each operator that stops gradients; yields parts and names of stopped outputs."""
     part: list[Item] = []
     for item in items:
         part.append(item)

@@ -97,7 +97,7 @@ class Recording:
         return self._name(v, name)
 
     def program(self, outputs: Sequence[VarBase]) -> tuple[Program, list[str]]:
-        """Return the Program, and the names of its outputs in it."""
+        """Return the Program and its output names."""
         names = [self._read(v) for v in outputs]
         self._program.verify("TracedLayer.trace")
         return self._program, names
