@@ -11,7 +11,7 @@ import numpy as np
 from jfluid import errors
 from jfluid.compile import trace
 from jfluid.compile.lru_cache import LruCache
-from jfluid.dygraph import released, shape_formulas
+from jfluid.dygraph import released_ops, shape_formulas
 from jfluid.dygraph.lazy_values import Aval, aval_of
 from jfluid.ir import schema
 from jfluid.ir.operator import Operator
@@ -260,7 +260,7 @@ def call_of(type_: str, inputs: Layout, wanted: Wanted, attrs: Mapping[str, Any]
 def forget_released() -> None:
     """Remove the calls of released operators from the caches."""
     for kept in (_calls, _specialised):
-        for key in [k for k, call in kept.items() if released.is_released(call.definition)]:
+        for key in [k for k, call in kept.items() if released_ops.is_released(call.definition)]:
             del kept[key]
 
 
@@ -301,7 +301,7 @@ def _checked(type_: str, inputs: Layout, wanted: Wanted, attrs: Mapping[str, Any
             f"operator {type_}: it works on a whole program, and nothing runs it in dygraph mode: "
             "write the loop or the condition in Python, or build a Program under program_guard"
         )
-    released.note(definition)
+    released_ops.note(definition)
     given = dict(inputs)
     layout = [given.get(s.name, 0) if s.many else -1 for s in definition.ins]
     return Call(definition, op, layout, wanted, shared, inputs, dict(attrs or {}))

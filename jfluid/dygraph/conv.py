@@ -5,8 +5,8 @@ from collections.abc import Sequence
 from typing import Any, ClassVar
 
 from jfluid import errors
+from jfluid.dygraph.layer_ops import computed
 from jfluid.dygraph.layers import Layer
-from jfluid.dygraph.parts import computed
 from jfluid.initializer import Normal
 from jfluid.ir.variable import Variable
 from jfluid.layers.helper import emit

@@ -24,7 +24,7 @@ from jfluid.compile.kept_executables import entry_of_items
 from jfluid.compile.lru_cache import LruCache
 from jfluid.compile.numpy_steps.beside import device_of_interpreter
 from jfluid.compile.options import options
-from jfluid.dygraph import calls, donation, released
+from jfluid.dygraph import calls, donation, released_ops
 from jfluid.dygraph.calls import Call
 from jfluid.dygraph.compiled_trace import (
     NONE,
@@ -92,7 +92,7 @@ class LazyGraph:
         self._streams = EagerStreams(device)
         self._collects = 0  # threshold of the garbage collector before the records were made
         self._root, self._trie_size = TraceNode(), 0  # the empty graph; number of nodes
-        self._released = released.changes()
+        self._released = released_ops.changes()
         self._begin()
 
     def _forget_trie(self) -> None:
@@ -101,7 +101,7 @@ class LazyGraph:
 
     def _forget_released(self) -> None:
         """Remove released operators from all caches; the graph must be empty."""
-        self._released = released.changes()
+        self._released = released_ops.changes()
         calls.forget_released()
         self._forget_trie()
         whole: list[Any] = list(self._whole)
@@ -110,10 +110,10 @@ class LazyGraph:
                 del self._whole[key]
         single: list[Any] = list(self._single)
         for key in single:
-            if released.is_released(key[0].definition):
+            if released_ops.is_released(key[0].definition):
                 del self._single[key]
         self._streams.forget_released()
-        released.forget_ended()
+        released_ops.forget_ended()
         self._begin()
 
     def _begin(self) -> None:
@@ -308,7 +308,7 @@ class LazyGraph:
         collects, self._collects = self._collects, 0
         try:
             self._run()
-            if self._released != released.changes() and not self.node.depth:
+            if self._released != released_ops.changes() and not self.node.depth:
                 self._forget_released()
         except (MemoryError, RuntimeError, ValueError) as error:
             if (lack := memory.named(error)) is not None:
@@ -454,4 +454,4 @@ class LazyGraph:
 
 
 def _has_released(records: Iterable[Record]) -> bool:
-    return any(released.is_released(record.call.definition) for record in records)
+    return any(released_ops.is_released(record.call.definition) for record in records)

@@ -11,6 +11,7 @@ from typing import Any
 from jfluid import errors
 from jfluid.dygraph.base import in_dygraph_mode
 from jfluid.dygraph.conv import Conv2D, Conv2DTranspose, Conv3D, Conv3DTranspose, Pool2D
+from jfluid.dygraph.layer_ops import computed
 from jfluid.dygraph.layers import Layer
 from jfluid.dygraph.losses import BCELoss, L1Loss, MSELoss, NLLLoss
 from jfluid.dygraph.norm import (
@@ -21,7 +22,6 @@ from jfluid.dygraph.norm import (
     SpectralNorm,
     in_test_form,
 )
-from jfluid.dygraph.parts import computed
 from jfluid.initializer import Constant
 from jfluid.ir.variable import Variable
 from jfluid.layers.helper import emit

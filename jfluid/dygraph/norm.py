@@ -6,8 +6,8 @@ from typing import Any
 
 from jfluid import errors
 from jfluid.dygraph.base import in_dygraph_mode
+from jfluid.dygraph.layer_ops import with_activation
 from jfluid.dygraph.layers import Layer
-from jfluid.dygraph.parts import with_activation
 from jfluid.initializer import Constant, Normal
 from jfluid.ir.variable import Variable
 from jfluid.layers.helper import emit

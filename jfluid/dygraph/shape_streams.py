@@ -2,7 +2,7 @@
 
 `jfluid.compile.dynamic_shapes` does this for programs. The calls of a step determine its stream: steps of a loop with
 varying batch lengths have equal calls, unless an attribute depends on a length. If the number of calls depends on a
-length, because the script calls a cell for each word, the outline of the step determines its stream (see `rolling`).
+length, because the script calls a cell for each word, the outline of the step determines its stream (see `loop_reroll`).
 """
 
 from abc import ABC, abstractmethod
@@ -21,12 +21,12 @@ from jfluid.compile.lru_cache import LruCache
 from jfluid.compile.numpy_steps.beside import device_of_interpreter
 from jfluid.compile.options import options
 from jfluid.compile.plan import Item
-from jfluid.dygraph import released
+from jfluid.dygraph import released_ops
 from jfluid.dygraph.calls import Call
 from jfluid.dygraph.compiled_trace import Kind, Record, Seeds, jitted, key_of, outline, program
 from jfluid.dygraph.lazy_values import in_order
-from jfluid.dygraph.rolled_steps import RolledStep, arguments, ops_of
-from jfluid.dygraph.rolling import Outline, form_of, outline_of, spans_of
+from jfluid.dygraph.loop_reroll import Outline, form_of, outline_of, spans_of
+from jfluid.dygraph.rerolled_steps import RerolledStep, arguments, ops_of
 from jfluid.dygraph.trace_trie import TraceNode
 from jfluid.ops.registry import is_local
 
@@ -125,7 +125,7 @@ class EagerSegment(_Segment):
         return outline(self.items, self._drawing, self._constants)
 
 
-class RolledSegment(_Segment):
+class RerolledSegment(_Segment):
     """Calls and loops of a step with loops of varying length.
 
     Args:
@@ -136,7 +136,7 @@ class RolledSegment(_Segment):
     def __init__(self, outline: Outline, calls: Sequence[Call], names: list[str], device: jax.Device):
         items = [(at, call.op, call.definition) for at, call in enumerate(calls)]
         super().__init__(items, names, [f"r{i}" for i in range(len(outline.results))], device)
-        self._step = RolledStep(outline, calls)
+        self._step = RerolledStep(outline, calls)
 
     def results(self, env: dict[str, Any], seeds: Any) -> list[Any]:
         """See `_Segment`."""
@@ -177,7 +177,7 @@ class EagerStreams:
         given = tuple([in_order(v, order) for v, (_, order) in zip(arrays, kinds)])
         outline = self._outline(trace_node, live)
         if outline is not None:
-            return self._rolled(outline, records, given, live, seeds)
+            return self._rerolled(outline, records, given, live, seeds)
         form = (
             tuple([(record.call.number, record.inputs) for record in records]),
             tuple([aval.dtype for aval, _ in kinds]),
@@ -194,7 +194,7 @@ class EagerStreams:
         """Forget the streams of steps with operators that were released, and the outlines of all."""
         self._outlines.clear()  # keys hold trie nodes, and these hold calls
         for key, (segment, _) in list(self._streams.items()):
-            if any(released.is_released(definition) for _, _, definition in segment.items):
+            if any(released_ops.is_released(definition) for _, _, definition in segment.items):
                 del self._streams[key]
 
     def _here(self, value: Any) -> Any:
@@ -204,7 +204,7 @@ class EagerStreams:
         platform = "cpu" if self._device.platform == "cpu" else "gpu"
         return segment, ShapeStream(segment, None, (), platform)
 
-    def _rolled(
+    def _rerolled(
         self,
         outline: Outline,
         records: Sequence[Record],
@@ -217,7 +217,7 @@ class EagerStreams:
         dtypes = tuple([v.dtype for v in given])
         _, stream = self._streams.get_or_make(
             (outline.key, dtypes, flags.get("FLAGS_cpu_kernels")),
-            lambda: self._stream(RolledSegment(outline, [r.call for r in records], names, self._device)),
+            lambda: self._stream(RerolledSegment(outline, [r.call for r in records], names, self._device)),
         )
         found = stream.padded((), given, None)
         if found is None:

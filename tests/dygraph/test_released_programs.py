@@ -17,7 +17,7 @@ from jfluid.dygraph import (
     calls,
     declarative,
     guard,
-    released,
+    released_ops,
     to_variable,
 )
 from jfluid.dygraph.dygraph_to_static import program_translator
@@ -65,7 +65,7 @@ def kept():
         len(ProgramTranslator().get_program_cache()._objects),
         len(registry._LOCAL),
         sum(call.definition.type.startswith("run_program") for call in calls._calls.values()),
-        len(released._types),
+        len(released_ops._types),
         len(pending._whole),
         len(pending._single),
     )

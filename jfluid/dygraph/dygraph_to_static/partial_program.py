@@ -11,7 +11,7 @@ import jax.numpy as jnp
 from jfluid import errors
 from jfluid.compile import trace
 from jfluid.compile.plan import Item, plan
-from jfluid.dygraph import released
+from jfluid.dygraph import released_ops
 from jfluid.dygraph.dygraph_to_static.structures import is_array
 from jfluid.dygraph.varbase import VarBase, tracer
 from jfluid.ir import unique_name
@@ -86,7 +86,7 @@ class PartialProgramLayer:
             )
             for trains, type_ in self._types.items()
         ]
-        weakref.finalize(self, released.release, list(self._types.values())).atexit = False
+        weakref.finalize(self, released_ops.release, list(self._types.values())).atexit = False
 
     def __call__(self, inputs: Sequence[VarBase]) -> list[VarBase]:
         """Run it; the results are in the order of the outputs. State that it updates is updated.

@@ -1,6 +1,6 @@
 """Steps of imperative mode with unrolled loops of varying length, traced as loops of XLA.
 
-The outline of a step (see `rolling`) is traced with loops whose lengths are sizes of arguments. Values that each
+The outline of a step (see `loop_reroll`) is traced with loops whose lengths are sizes of arguments. Values that each
 iteration reads once are stacked along a new first dimension. Steps of all lengths are one stream of shapes (see
 `shape_streams`), and the buckets of the stream bound the number of compilations.
 """
@@ -18,7 +18,7 @@ from jfluid.compile.lru_cache import LruCache
 from jfluid.dygraph.calls import Call, frozen
 from jfluid.dygraph.compiled_trace import NONE, key_of
 from jfluid.dygraph.lazy_values import Aval, aval_of
-from jfluid.dygraph.rolling import CallNode, LoopNode, Name, Op, Outline, Row, Stretch
+from jfluid.dygraph.loop_reroll import CallNode, LoopNode, Name, Op, Outline, Row, Stretch
 from jfluid.dygraph.trace_trie import TraceNode
 
 _SLICES = frozenset(["slice", "slice_grad"])
@@ -28,7 +28,7 @@ _numbers = itertools.count()
 
 
 def ops_of(trace_node: TraceNode) -> list[Op]:
-    """Return the calls that lead to a trie node, in the form of `rolling`."""
+    """Return the calls that lead to a trie node, in the form of `loop_reroll`."""
     found: list[Op] = []
     leaves: list[Aval] = []
     outputs: list[Any] = []
@@ -111,7 +111,7 @@ def arguments(outline: Outline, arrays: Sequence[Any], draws: Any) -> tuple[list
     return list(found), tuple(found.values())
 
 
-class RolledStep:
+class RerolledStep:
     """Traces the calls of an outline.
 
     Args:

@@ -26,7 +26,7 @@ Stretch = tuple[Any, ...]
 Row = tuple[Any, ...]
 
 
-class CannotRoll(Exception):
+class CannotReroll(Exception):
     """Raised for a step without an outline that is independent of lengths."""
 
 
@@ -208,13 +208,13 @@ def outline_of(ops: Sequence[Op], spans: Sequence[Span], live: Sequence[int]) ->
         if any(span.times < FEWEST for span in own):
             break
         try:
-            return Roller(ops, own, live).outline
-        except CannotRoll:
+            return Reroller(ops, own, live).outline
+        except CannotReroll:
             continue
     return None
 
 
-class Roller:
+class Reroller:
     """Derives the outline of a step.
 
     Args:
@@ -222,7 +222,7 @@ class Roller:
         spans: loops among the calls.
         live: numbers of the results.
 
-    Raises CannotRoll for a loop with iterations that differ.
+    Raises CannotReroll for a loop with iterations that differ.
     """
 
     def __init__(self, ops: Sequence[Op], spans: Sequence[Span], live: Sequence[int]):
@@ -265,7 +265,7 @@ class Roller:
             return -left
         if place < _EDGE:
             return place
-        raise CannotRoll("an iteration in the middle of a loop that is read alone")
+        raise CannotReroll("an iteration in the middle of a loop that is read alone")
 
     def _stretches(self, sources: Sequence[int | None]) -> tuple[Stretch, ...]:
         """Return a sequence of values as stretches: rows of earlier loops, inputs, single values."""
@@ -275,7 +275,7 @@ class Roller:
             row, step, end = self._stretch(sources, at)
             if end - at < FEWEST:
                 if sources[at] is None:
-                    raise CannotRoll("a row with missing values")
+                    raise CannotReroll("a row with missing values")
                 found.append(("one", self._name(sources[at])))
                 at += 1
                 continue
@@ -288,7 +288,7 @@ class Roller:
                 low, high = min(first, last), max(first, last)
                 before, behind = low, self._lengths[row] - 1 - high
                 if max(before, behind) >= _EDGE:
-                    raise CannotRoll("a part of a loop")
+                    raise CannotReroll("a part of a loop")
                 found.append(("part", row, step, before, behind))
             at = end
         return tuple(found)
@@ -426,7 +426,7 @@ class _Loop:
         stride: number of outputs of an iteration.
     """
 
-    def __init__(self, roller: Roller, firsts: Sequence[int], stride: int):
+    def __init__(self, roller: Reroller, firsts: Sequence[int], stride: int):
         self._roller, self._firsts, self._stride = roller, firsts, stride
         self.carried: list[tuple[int, Name]] = []
         self.same: list[Name] = []
@@ -444,23 +444,23 @@ class _Loop:
         first, second = sources[:2]
         if second is None or first is None:
             if any(s is not None for s in sources):
-                raise CannotRoll("an input that some iterations have")
+                raise CannotReroll("an input that some iterations have")
             return None
         if all(s == first for s in sources):
             if first >= self._firsts[0]:
-                raise CannotRoll("a value of the first iteration in later iterations")
+                raise CannotReroll("a value of the first iteration in later iterations")
             return self._add(self.same, "same", self._roller._name(first))
         if all(self._place(s, k) == self._place(first, 0) is not None for k, s in enumerate(sources)):
             return "own", self._place(first, 0)
         place = self._place(second, 0)
         if place is not None:
             if any(self._place(s, k - 1) != place for k, s in enumerate(sources) if k):
-                raise CannotRoll("iterations that differ in their reads of earlier iterations")
+                raise CannotReroll("iterations that differ in their reads of earlier iterations")
             if first >= self._firsts[0]:
-                raise CannotRoll("a value of an iteration before the last one")
+                raise CannotReroll("a value of an iteration before the last one")
             return self._add(self.carried, "before", (place, self._roller._name(first)))
         if any(s is None or s >= self._firsts[0] for s in sources):
-            raise CannotRoll("iterations that differ in their reads")
+            raise CannotReroll("iterations that differ in their reads")
         return self._add(self.rows, "each", self._roller._stretches(sources))
 
     def _place(self, source: int | None, iteration: int) -> int | None:
