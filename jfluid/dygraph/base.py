@@ -105,10 +105,10 @@ def to_variable(value: Any, name: str | None = None, zero_copy: bool | None = No
         value: a NumPy array or a LoDTensor without LoD; a VarBase is returned as it is, and so are the
             tensors of a declared function; an array that it makes stands in its Program. Of complex
             numbers it becomes a ComplexVariable, which `paddle.complex` computes with.
-        name: of the variable; those of complex parts end in ".real" and ".imag".
+        name: name of the variable; names of complex parts end in ".real" and ".imag".
         zero_copy: has no effect: later changes of the array do not change the variable.
 
-    Raises TypeError for another value, DygraphError outside of dygraph mode.
+    Raises TypeError for an unsupported value, DygraphError outside of dygraph mode.
     """
     if isinstance(value, ComplexVariable):
         return value
@@ -197,7 +197,7 @@ def grad(
 
     Args:
         grad_outputs: the gradient of each output; ones where it (or an entry) is None.
-        retain_graph: keep what another pass needs; by default where `create_graph` is set.
+        retain_graph: keep the graph for a second pass; by default if `create_graph` is set.
         create_graph: let gradients flow through the gradients, too.
         only_inputs: must be True, as in Fluid.
         allow_unused: return None for an input that the outputs do not depend on, instead of
@@ -206,7 +206,7 @@ def grad(
         backward_strategy: a `BackwardStrategy`; gradients are always summed in the same order.
 
     Raises:
-        TypeError: something is no VarBase.
+        TypeError: an argument is no VarBase.
         ValueError: the lists have different lengths, or an input is not used.
         DygraphError: outside of dygraph mode, or where a part was released before.
     """

@@ -16,7 +16,7 @@ class Sequential(Layer):
         layers: layers, which are named "0", "1" ..., or pairs of a name and a layer.
 
     Layers are read, replaced and removed by `chain[name]`, where a number stands for its text.
-    Raises TypeError where an argument is something else.
+    Raises TypeError for other arguments.
     """
 
     def __init__(self, *layers: Any):

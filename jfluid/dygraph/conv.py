@@ -245,7 +245,7 @@ class Pool2D(Layer):
         ceil_mode: round the size of the output up.
         exclusive: leave padding out of means.
 
-    Raises ValueError for another type, or where neither `pool_size` nor `global_pooling` is given.
+    Raises ValueError for an unknown type, or if neither `pool_size` nor `global_pooling` is given.
     """
 
     def __init__(

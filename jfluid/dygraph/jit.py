@@ -127,7 +127,7 @@ class TracedLayer:
     def __call__(self, inputs: Sequence[Any]) -> list[np.ndarray]:
         """Return the outputs as NumPy arrays, for a list of NumPy arrays or VarBases.
 
-        Raises TypeError for another argument, FeedError for arrays that do not fit.
+        Raises TypeError for a wrong argument, FeedError for arrays that do not fit.
         """
         if not isinstance(inputs, (list, tuple)):
             raise TypeError(f"TracedLayer: expected a list of inputs, found {type(inputs).__name__}")

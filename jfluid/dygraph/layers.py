@@ -147,7 +147,7 @@ class Layer:
 
         Args:
             shape: its dimensions.
-            attr: a ParamAttr or what makes one; False for no parameter, and None is returned.
+            attr: a ParamAttr, or a value that converts to a ParamAttr; False for no parameter: the result is None.
             dtype: its element type.
             is_bias: whether it begins with zeros, unless told otherwise.
             default_initializer: used where `attr` has none: Xavier's when None.
@@ -288,10 +288,10 @@ class Layer:
         """Yield (path, layer) of the layers in this one at any depth, each once.
 
         Args:
-            prefix: what the paths begin with.
-            include_sublayers: False leaves them all out, as in Fluid.
+            prefix: prefix of the paths.
+            include_sublayers: False leaves out all sublayers, as in Fluid.
             include_self: begin with this layer itself.
-            layers_set: layers that are left out; those that are yielded join them.
+            layers_set: layers that are left out; gets the yielded layers.
         """
         seen = set() if layers_set is None else layers_set
         if self in seen:
@@ -353,7 +353,7 @@ class Layer:
                 False for the names of the parameters themselves.
 
         Raises UninitializedError where a parameter is missing in it; nothing is set then. Raises
-        ShapeError where a value has another shape or dtype, TypeError for what is no dict.
+        ShapeError for a value of a wrong shape or dtype, TypeError for a value that is no dict.
         """
         if not isinstance(stat_dict, Mapping):
             raise TypeError(

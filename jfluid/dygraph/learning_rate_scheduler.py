@@ -76,7 +76,7 @@ class LearningRateDecay:
     def set_dict(self, state_dict: Mapping[str, Any]) -> None:
         """Go on from a `state_dict`.
 
-        Raises UninitializedError where something is missing in it; nothing is set then.
+        Raises UninitializedError for a missing key, before any change.
         """
         missing = [key for key in self._keys if key not in state_dict]
         if missing:
@@ -174,8 +174,8 @@ class PolynomialDecay(LearningRateDecay):
     """Decays by (learning_rate - end_learning_rate) * (1 - step / decay_steps) ** power + end_learning_rate.
 
     Args:
-        decay_steps: after so many steps the rate stays at `end_learning_rate`.
-        cycle: instead of that, start again with twice, three times ... as many `decay_steps`.
+        decay_steps: number of steps until the rate stays at `end_learning_rate`.
+        cycle: restart at the end, with 2, 3, ... times `decay_steps`.
     """
 
     def __init__(
@@ -309,7 +309,7 @@ class ReduceLROnPlateau(LearningRateDecay):
     Args:
         learning_rate: the first rate.
         mode: "min" where a smaller loss is better, "max" where a greater one is.
-        decay_rate: what the rate is multiplied by, below 1.
+        decay_rate: factor of a reduction, below 1.
         patience: for how many calls of `step` the loss may be no better.
         verbose: print each reduction.
         threshold: how much better counts as better: with threshold_mode "rel" as a part of the best
@@ -318,7 +318,7 @@ class ReduceLROnPlateau(LearningRateDecay):
         min_lr: the rate does not fall below it.
         eps: the smallest reduction that is done.
 
-    Raises ValueError for another mode, or a `decay_rate` of 1 or more.
+    Raises ValueError for an unknown mode, or a `decay_rate` of 1 or more.
     """
 
     _keys = ("cooldown_counter", "best_loss", "num_bad_epochs", "epoch_num", "learning_rate")

@@ -159,7 +159,7 @@ class Dropout(Layer):
             "upscale_in_train" divides by 1 - p in training.
         is_test: in a program, whether this is the test form; in dygraph mode `eval` says that.
 
-    Raises ValueError for another implementation or probability, TypeError for another seed.
+    Raises ValueError for an unknown implementation or a wrong probability, TypeError for a wrong seed.
     """
 
     def __init__(
@@ -299,7 +299,7 @@ class GRUUnit(Layer):
             `fluid.layers.gru_unit` has both.
         dtype: element type of the parameters.
 
-    Raises ShapeError where 3 does not divide `size`, ProgramError for another activation.
+    Raises ShapeError where 3 does not divide `size`, ProgramError for an unknown activation.
     """
 
     def __init__(
@@ -354,13 +354,13 @@ class NCE(Layer):
         sample_weight: factors of the losses [N, 1], where `forward` is given none.
         param_attr, bias_attr: ParamAttr of weight and bias.
         num_neg_samples: how many classes are drawn for each row; 10 when None.
-        sampler: how they are drawn: "uniform", "log_uniform" or "custom_dist".
+        sampler: distribution of the samples: "uniform", "log_uniform" or "custom_dist".
         custom_dist: the probabilities of all classes, for "custom_dist".
         seed: 0 draws other classes in each call.
         is_sparse: make the gradient of the weight hold only the rows that were used.
         dtype: element type of the parameters.
 
-    Raises ProgramError for another sampler, or a `custom_dist` of another length.
+    Raises ProgramError for an unknown sampler, or a `custom_dist` of a wrong length.
     """
 
     def __init__(
@@ -483,7 +483,7 @@ class SequenceConv(_OfSequences):
     """Convolves the rows of each sequence, as `fluid.layers.sequence_conv` does.
 
     Args:
-        name_scope: what the names of the parameters begin with.
+        name_scope: prefix of the parameters' names.
         num_filters, filter_size, filter_stride, bias_attr, param_attr, act: those of
             `fluid.layers.sequence_conv`.
         padding: no effect, as in Fluid: beyond the ends of a sequence there are zeros.

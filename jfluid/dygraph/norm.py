@@ -33,7 +33,7 @@ class BatchNorm(Layer):
         data_layout: "NCHW" or "NHWC", for any number of dimensions.
         in_place: no effect: XLA chooses what is overwritten.
         moving_mean_name, moving_variance_name: names of the running statistics.
-        do_model_average_for_mean_and_var: whether `ModelAverage` averages them.
+        do_model_average_for_mean_and_var: True if `ModelAverage` averages the statistics.
         use_global_stats: use the running statistics in training, too.
         trainable_statistics: use the batch's statistics in evaluation, too.
     """
@@ -194,7 +194,7 @@ class LayerNorm(Layer):
     def forward(self, input: Variable) -> Variable:
         """Normalise each row of the input.
 
-        Raises ShapeError where its last dimensions are not those that were given.
+        Raises ShapeError if the last dimensions differ from the layer's.
         """
         shape = self._normalized_shape
         if isinstance(input, Variable) and list(input.shape[-len(shape) :]) != shape:
@@ -219,14 +219,14 @@ class GroupNorm(Layer):
 
     Args:
         channels: the number of channels of the input [N, C, H, W].
-        groups: into how many groups they are divided.
+        groups: number of groups of channels.
         epsilon: keeps the divisor from 0.
         param_attr, bias_attr: ParamAttr of weight and bias; None or False for none.
         act: the name of an activation; None for none.
         data_layout: "NCHW".
         dtype: element type of the parameters.
 
-    Raises ValueError for another layout.
+    Raises ValueError for an unknown layout.
     """
 
     def __init__(

@@ -2,7 +2,8 @@
 
 `jfluid.compile.dynamic_shapes` does this for programs. The calls of a step determine its stream: steps of a loop with
 varying batch lengths have equal calls, unless an attribute depends on a length. If the number of calls depends on a
-length, because the script calls a cell for each word, the outline of the step determines its stream (see `loop_reroll`).
+length, because the script calls a cell for each word, the outline of the step determines its stream (see
+`loop_reroll`).
 """
 
 from abc import ABC, abstractmethod
@@ -106,7 +107,7 @@ class EagerSegment(_Segment):
     """The calls of a step.
 
     Args:
-        live: numbers of the results that somebody holds.
+        live: numbers of the referenced results.
     """
 
     def __init__(self, records: Sequence[Record], leaves: int, live: Sequence[int], device: jax.Device):

@@ -81,7 +81,7 @@ class StaticModelRunner(Layer):
     def forward(self, *args: Any) -> Any:
         """Return the model's output, or a list of several, for its inputs in order: variables or NumPy arrays.
 
-        Raises TypeError for another number of them.
+        Raises TypeError for a wrong number of inputs.
         """
         if len(args) != len(self._feeds):
             raise TypeError(

@@ -253,7 +253,7 @@ class VarBase(Variable):
         Args:
             value: a NumPy array or a VarBase of the same shape and dtype.
 
-        Raises DygraphError for something else, and for another shape or dtype.
+        Raises DygraphError for a value of a wrong type, shape or dtype.
         """
         if not isinstance(value, (np.ndarray, VarBase)):
             raise errors.DygraphError(

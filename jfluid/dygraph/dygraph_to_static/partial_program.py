@@ -34,7 +34,7 @@ class PartialProgramLayer:
     Args:
         main_program: the Program; its state is in `parameters`.
         inputs: its variables that are given at each call.
-        outputs: those that a call returns.
+        outputs: variables of the results.
         parameters: by name, the eager variables that its operators read and write besides.
 
     A Program with sparse look-ups is called operator by operator, since its gradients are rows.

@@ -373,7 +373,7 @@ class ProgramTranslator:
     def get_func(self, dygraph_func: Callable[..., Any]) -> Callable[..., Any]:
         """Return a function that builds operators in the default program where `dygraph_func` computes.
 
-        Errors are those of `get_output`.
+        Errors are as for `get_output`.
         """
         function = _checked(dygraph_func, "get_func")
         return convert_function_with_cache(function) if self.enable_declarative else function

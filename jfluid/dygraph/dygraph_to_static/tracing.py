@@ -16,7 +16,7 @@ class Recording:
         inputs: the variables that the program is fed.
 
     Attributes:
-        parameters: by name, the eager variables that the operators read and none of them gave.
+        parameters: eager variables that operators read and no operator computed, by name.
     """
 
     def __init__(self, inputs: Sequence[VarBase]):
