@@ -1,4 +1,4 @@
-"""Imperative mode: operators run as they are called, and layers hold their parameters."""
+"""Imperative mode: a call runs its operator, and layers hold parameters."""
 
 from jfluid.dygraph.backward_strategy import *
 from jfluid.dygraph.base import *

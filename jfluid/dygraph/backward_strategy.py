@@ -1,4 +1,4 @@
-"""How `backward` sums gradients."""
+"""Options of a backward pass."""
 
 __all__ = ["BackwardStrategy"]
 

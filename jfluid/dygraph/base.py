@@ -9,7 +9,7 @@ import numpy as np
 
 from jfluid import errors, places, processes
 from jfluid.dygraph.eager_program import EagerProgram
-from jfluid.dygraph.values import constant
+from jfluid.dygraph.lazy_values import constant
 from jfluid.dygraph.varbase import VarBase, tracer
 from jfluid.host import aligned_memory
 from jfluid.ir import unique_name
@@ -47,20 +47,20 @@ in_dygraph_mode = enabled
 
 @contextlib.contextmanager
 def guard(place: Any = None) -> Iterator[None]:
-    """Return a context in which operators run as they are called.
+    """Return a context in which each call runs its operator.
 
     Args:
-        place: where they run; the first GPU where there is one, else the CPU.
+        place: device of the operators; the first GPU by default, or the CPU without GPUs.
     """
     program = _program(place)
     with program_guard(program, program), unique_name.guard():
         try:
             yield
         finally:
-            program.tracer.pending.run()
+            program.tracer.graph.run()
 
 
-_before: list[Any] = []  # what enable_dygraph replaced
+_before: list[Any] = []  # program and names before enable_dygraph
 
 
 def enable_dygraph(place: Any = None) -> None:
@@ -83,7 +83,7 @@ def disable_dygraph() -> None:
         return
     program = default_main_program()
     if isinstance(program, EagerProgram):
-        program.tracer.pending.run()
+        program.tracer.graph.run()
     main, startup, names = _before.pop()
     switch_main_program(main)
     switch_startup_program(startup)
@@ -106,10 +106,10 @@ def to_variable(value: Any, name: str | None = None, zero_copy: bool | None = No
         value: a NumPy array or a LoDTensor without LoD; a VarBase is returned as it is, and so are the
             tensors of a declared function; an array that it makes stands in its Program. Of complex
             numbers it becomes a ComplexVariable, which `paddle.complex` computes with.
-        name: of the variable; those of complex parts end in ".real" and ".imag".
+        name: name of the variable; names of complex parts end in ".real" and ".imag".
         zero_copy: has no effect: later changes of the array do not change the variable.
 
-    Raises TypeError for another value, DygraphError outside of dygraph mode.
+    Raises TypeError for an unsupported value, DygraphError outside of dygraph mode.
     """
     if isinstance(value, ComplexVariable):
         return value
@@ -120,10 +120,10 @@ def to_variable(value: Any, name: str | None = None, zero_copy: bool | None = No
 
 
 def real_variable(value: Any, name: str | None = None) -> VarBase:
-    """Return what `to_variable` does of an array of real numbers; raises the same errors."""
+    """Convert an array of real numbers to a variable; raises the errors of `to_variable`."""
     if getattr(default_main_program(), "captured", None) is not None:
         return in_program(value)  # type: ignore[no-any-return]
-    current = tracer()
+    tracer()  # raises DygraphError outside of dygraph mode
     if isinstance(value, VarBase):
         return value
     if isinstance(value, LoDTensor):
@@ -134,14 +134,13 @@ def real_variable(value: Any, name: str | None = None) -> VarBase:
         raise TypeError(
             f"to_variable: expected a numpy.ndarray, a LoDTensor or a VarBase, found {type(value).__name__}"
         )
-    given = constant(aligned_memory.copied(value))
-    current.give(given)
-    return VarBase(given, name, stop_gradient=True)
+    return VarBase(constant(aligned_memory.copied(value)), name, stop_gradient=True)
 
 
 def in_program(value: Any) -> Any:
-    """Return what `to_variable` gives where a function builds a program: a tensor is a variable of the
-    program already, an array becomes an `assign`.
+    """Convert a value to a variable of the Program under construction.
+
+    A tensor is a variable of the Program already. An array becomes an `assign`.
     """
     from jfluid.layers.creation import assign  # which imports this module
 
@@ -169,8 +168,9 @@ class _NoGrad(contextlib.ContextDecorator):
 
 
 def no_grad(function: Callable[..., Any] | None = None) -> Any:
-    """Return a context within which no operator is recorded for gradients; `@no_grad` and
-    `@no_grad()` decorate a function with it.
+    """Return a context that records no operator for gradients.
+
+    `@no_grad` and `@no_grad()` decorate a function with the context.
     """
     if function is None:
         return _NoGrad()
@@ -198,7 +198,7 @@ def grad(
 
     Args:
         grad_outputs: the gradient of each output; ones where it (or an entry) is None.
-        retain_graph: keep what another pass needs; by default where `create_graph` is set.
+        retain_graph: keep the graph for a second pass; by default if `create_graph` is set.
         create_graph: let gradients flow through the gradients, too.
         only_inputs: must be True, as in Fluid.
         allow_unused: return None for an input that the outputs do not depend on, instead of
@@ -207,15 +207,15 @@ def grad(
         backward_strategy: a `BackwardStrategy`; gradients are always summed in the same order.
 
     Raises:
-        TypeError: something is no VarBase.
+        TypeError: an argument is no VarBase.
         ValueError: the lists have different lengths, or an input is not used.
         DygraphError: outside of dygraph mode, or where a part was released before.
     """
     outs, ins = _variables(outputs, "outputs"), _variables(inputs, "inputs")
     if not only_inputs:
         raise errors.UnsupportedError(
-            "grad: only_inputs=False would add to the gradients of all other variables; Fluid 1.8 "
-            "has only only_inputs=True: call backward() for those"
+            "grad: only_inputs=False would add to the gradients of all other variables. Fluid 1.8 "
+            "has only only_inputs=True: call backward() for these variables"
         )
     seeds: list[Any] = [None] * len(outs)
     if grad_outputs is not None:

@@ -1,4 +1,4 @@
-"""Calls of operators: checked once for each combination of attributes and slots."""
+"""Calls of operators, checked once for each combination of attributes and slots."""
 
 import functools
 import itertools
@@ -11,8 +11,8 @@ import numpy as np
 from jfluid import errors
 from jfluid.compile import trace
 from jfluid.compile.runtime.lru_cache import LruCache
-from jfluid.dygraph import released, shape_formulas
-from jfluid.dygraph.values import Aval, aval_of
+from jfluid.dygraph import released_ops, shape_formulas
+from jfluid.dygraph.lazy_values import Aval, aval_of
 from jfluid.ir import schema
 from jfluid.ir.operator import Operator
 from jfluid.ir.program import Program
@@ -20,34 +20,33 @@ from jfluid.ir.types import VarType
 from jfluid.ops import ragged_dispatch, registry, static_values
 from jfluid.ops.definition import OpDef
 
-# For each slot: the number of variables; None where one is missing.
+# Name and number of variables of each slot.
 Layout = tuple[tuple[str, int], ...]
-# For each output slot, which of its variables are wanted.
+# Flags of the wanted variables, by output slot.
 Wanted = tuple[tuple[str, tuple[bool, ...]], ...]
 _numbers = itertools.count()
-_BLOCK = Program().global_block()  # of operators that stand in no program
+_BLOCK = Program().global_block()  # block of operators without a program
 
 
-# Of attributes of these types equal ones mean the same.
+# Types of attributes with a meaning that equality determines.
 _PLAIN = frozenset([bool, int, str, VarType])
 
 
 class Call:
-    """An operator with attributes, whose inputs are values.
+    """An operator with attributes, applied to values.
 
     Attributes:
-        number: of this object; equal calls are one object.
-        definition: of the operator.
-        op: the operator, with placeholders for the names of variables.
-        layout: of each input slot of the definition, the number of values; -1 for a single one.
-        wanted: of each output slot of the definition, which outputs are wanted.
-        constants: inputs that are known numbers, by their place among all.
-        given: of the input slots in the order in which they are given: name, number of variables, and
-            whether gradients go to them.
-        order: for each value its place among those that are given; -1 for none.
-        places: for each output variable that is given its slot, and its place in it.
-        named: the attributes as they are given.
-        in_place: output and input slots for which it matters whether they are the same variables.
+        number: number of this object. Equal calls are the same object.
+        definition: definition of the operator.
+        op: the operator, with placeholders for variable names.
+        layout: number of values of each input slot of the definition; -1 for a slot with a single value.
+        wanted: flags of the wanted outputs, by output slot of the definition.
+        constants: inputs that are known numbers, by place among all inputs.
+        given: input slots in the order of the call: name, number of variables, and True if gradients flow to the slot.
+        order: place of each value among the values of the call; -1 for a missing value.
+        places: slot and index of each output variable of the call.
+        named: attributes as the script passes the values.
+        in_place: output and input slots for which identity of the variables matters.
     """
 
     def __init__(
@@ -85,25 +84,26 @@ class Call:
 
     @functools.cached_property
     def has_gradient(self) -> bool:
-        """Whether there is a gradient operator."""
+        """Return True if the operator has a gradient operator."""
         if not self.definition.grad or self.definition.host:
             return False
         return registry.find(self.definition.type + "_grad") is not None
 
     def flows(self, edges: Iterable[Any]) -> bool:
-        """Whether gradients flow through it.
+        """Return True if gradients flow through the call.
 
         Args:
-            edges: where that of each input that is given goes; None where none is wanted.
+            edges: destination of each input's gradient; None for an input without gradient.
         """
         wanted = [flows for _, n, flows in self.given for _ in range(n)]
         goes = any(w and edge is not None for w, edge in zip(wanted, edges))
         return goes and self.has_gradient
 
     def outputs(self, avals: Sequence[Aval | None]) -> Any:
-        """Return what the operator gives for inputs of these kinds: for each output slot an Aval, a
-        NumPy array where the number is known, None, or a list of these; None where the result's shape
-        follows from numbers.
+        """Infer the outputs for inputs of the given kinds.
+
+        Returns, for each output slot, an Aval, a NumPy array for a known number, None, or a list of these. Returns
+        None if a shape depends on numbers.
 
         Raises ShapeError or DtypeError for inputs that do not fit.
         """
@@ -118,7 +118,7 @@ class Call:
         return _outputs.get_or_make(key, inferred)
 
     def infer(self, avals: Sequence[Aval | None]) -> Any:
-        """Compute `outputs`; raises `static_values.Unknown` where the shape follows from numbers."""
+        """Compute `outputs`; raises `static_values.Unknown` if a shape depends on numbers."""
         known: list[Any] = []
 
         def run(values: list[Any], key: Any) -> Any:
@@ -144,7 +144,7 @@ class Call:
         return tuple(_merged(o, k) for o, k in zip(outs, known, strict=True))
 
     def __call__(self, values: Sequence[Any], key: Any = None) -> tuple[Any, ...]:
-        """Run the operator on arrays, in the order of its slots; unwanted outputs are None."""
+        """Run the operator on arrays in slot order; unwanted outputs are None."""
         values = [self.constants.get(i, v) for i, v in enumerate(values)]
         it = iter(values)
         inputs = [next(it) if n < 0 else [next(it) for _ in range(n)] for n in self.layout]
@@ -158,11 +158,11 @@ class Call:
         return tuple(_chosen(o, w, self.definition.outs[i].many) for i, (o, w) in enumerate(zip(outs, self.wanted)))
 
     def refuse(self, avals: Sequence[Aval | None], array: Callable[[int], Any]) -> None:
-        """Raise OperandError where a rule of the operator refuses the values of its inputs.
+        """Raise OperandError if a rule of the operator refuses input values.
 
         Args:
-            avals: of the inputs, in the order of its slots.
-            array: gives that of an input.
+            avals: kinds of the inputs, in slot order.
+            array: returns the array of an input by place.
         """
         for rule in self.rules:
             at, inputs = 0, {}
@@ -182,11 +182,11 @@ class Call:
                 raise errors.OperandError(text)
 
     def with_attrs(self, attrs: Mapping[str, Any]) -> "Call":
-        """Return the call with other attributes."""
+        """Return the same call with changed attributes."""
         return call_of(self.definition.type, self._inputs, self._wanted, attrs, self.shared)
 
     def specialised(self, constants: Mapping[int, np.ndarray]) -> "Call":
-        """Return the call for which some inputs are known numbers."""
+        """Return the call for known numbers of some inputs."""
         key = self.number, *[(i, v.dtype.str, v.shape, v.tobytes()) for i, v in constants.items()]
         return _specialised.get_or_make(
             key,
@@ -203,7 +203,7 @@ class Call:
         )
 
     def located(self, error: Exception, avals: Sequence[Aval | None]) -> Exception:
-        """Return the error with the operator and the shapes of its inputs."""
+        """Return the error with the operator's name and input shapes."""
         it = iter(avals)
         shown = []
         for slot, n in zip(self.definition.ins, self.layout):
@@ -236,7 +236,7 @@ def _chosen(out: Any, wanted: tuple[bool, ...], many: bool) -> Any:
 
 
 _calls = LruCache[Call](8192)
-# by numbers of calls: what they give for inputs of some kinds, and calls with some inputs that are known numbers
+# By call number: inferred outputs for kinds of inputs, and calls with known numbers as inputs.
 _outputs = LruCache[Any](16_384)
 _specialised = LruCache[Call](1024)
 
@@ -245,11 +245,11 @@ def call_of(type_: str, inputs: Layout, wanted: Wanted, attrs: Mapping[str, Any]
     """Return the call of an operator.
 
     Args:
-        type_: the operator's type.
-        inputs: the input slots that are given, and how many variables each has.
-        wanted: the output slots that are given, and which of their variables are wanted.
-        attrs: attributes; those that are None are left out.
-        shared: whether outputs are the variables that the operator's `inplace` says they may be.
+        type_: type of the operator.
+        inputs: name and number of variables of each input slot.
+        wanted: output slots with flags of the wanted variables.
+        attrs: attributes; None values are left out.
+        shared: True if outputs are the variables that the operator's `inplace` permits.
 
     Raises UnsupportedOpError, ProgramError or AttributeTypeError as `Block.append_op` does.
     """
@@ -258,14 +258,14 @@ def call_of(type_: str, inputs: Layout, wanted: Wanted, attrs: Mapping[str, Any]
 
 
 def forget_released() -> None:
-    """Forget the calls of operators that were released."""
+    """Remove the calls of released operators from the caches."""
     for kept in (_calls, _specialised):
-        for key in [k for k, call in kept.items() if released.is_released(call.definition)]:
+        for key in [k for k, call in kept.items() if released_ops.is_released(call.definition)]:
             del kept[key]
 
 
 def frozen(attrs: Mapping[str, Any]) -> tuple[Any, ...]:
-    """Return a key of attributes; those that are None are left out."""
+    """Return a hashable key of attributes, without attributes that are None."""
     key: list[Any] = []
     for name, value in attrs.items():
         if value is not None:
@@ -281,7 +281,7 @@ def _frozen(value: Any) -> Any:
     if isinstance(value, np.ndarray):
         return (value.dtype.str, value.shape, value.tobytes())
     if isinstance(value, float) and value == 0:
-        return repr(value)  # -0.0 is another attribute than 0.0
+        return repr(value)  # -0.0 and 0.0 are different attributes
     return value
 
 
@@ -301,7 +301,7 @@ def _checked(type_: str, inputs: Layout, wanted: Wanted, attrs: Mapping[str, Any
             f"operator {type_}: it works on a whole program, and nothing runs it in dygraph mode: "
             "write the loop or the condition in Python, or build a Program under program_guard"
         )
-    released.note(definition)
+    released_ops.note(definition)
     given = dict(inputs)
     layout = [given.get(s.name, 0) if s.many else -1 for s in definition.ins]
     return Call(definition, op, layout, wanted, shared, inputs, dict(attrs or {}))

@@ -22,23 +22,24 @@ _PARAMETERS, _OPTIMIZER = ".pdparams", ".pdopt"
 
 
 def save_dygraph(state_dict: Mapping[str, Any], model_path: str) -> None:
-    """Save the `state_dict` of a layer to `model_path`.pdparams, or that of an optimizer to
-    `model_path`.pdopt, which real Fluid loads, too. Folders are made.
+    """Save the `state_dict` of a layer or of an optimizer.
+
+    A layer's state goes to `model_path`.pdparams, an optimizer's to `model_path`.pdopt. Real Fluid loads both files.
+    Missing folders are created.
 
     Args:
-        state_dict: what it is follows, as in Fluid, from its first value: a layer's begins with a
-            parameter.
+        state_dict: as in Fluid, a state whose first value is a parameter is a layer's state.
         model_path: folder and file, without an ending.
 
-    Raises DygraphError for an empty dict or a path that ends with a folder, TypeError for what is no
-    dict, and for a value that is no variable, array, number, text or dict of these, FileFormatError for an array of 4 GiB
+    Raises DygraphError for an empty dict or a path that ends with a folder, TypeError for a value that is no dict,
+    and for an entry that is no variable, array, number, text or dict of these, FileFormatError for an array of 4 GiB
     or more.
     """
     if not os.path.basename(model_path):
         raise errors.DygraphError(f"save_dygraph, model_path: expected folder/file, found {model_path!r}")
     if not isinstance(state_dict, Mapping):
         raise TypeError(
-            "save_dygraph: expected what layer.state_dict() or optimizer.state_dict() gives, found "
+            "save_dygraph: expected the result of layer.state_dict() or optimizer.state_dict(), found "
             f"{type(state_dict).__name__}"
         )
     if not state_dict:
@@ -55,15 +56,16 @@ def save_dygraph(state_dict: Mapping[str, Any], model_path: str) -> None:
 
 
 def load_dygraph(model_path: str, keep_name_table: bool = False) -> tuple[dict[str, Any], dict[str, Any] | None]:
-    """Return (the layer's state, the optimizer's) of files that `save_dygraph`, of this or of real
-    Fluid, has written: arrays by name, for `set_dict`. The second is None where there is no file.
+    """Load the states that `save_dygraph` has written, here or in real Fluid.
+
+    Returns (state of the layer, state of the optimizer): arrays by name, for `set_dict`. The second is None without a
+    file.
 
     Args:
-        model_path: the path that was given to `save_dygraph`, with or without ".pdparams".
-        keep_name_table: leave the parameters' own names in the state, under
-            "StructuredToParameterName@@".
+        model_path: path as for `save_dygraph`, with or without ".pdparams".
+        keep_name_table: leave the parameters' names in the state, under "StructuredToParameterName@@".
 
-    Raises NoSuchFileError where the file is missing, FileFormatError where it is damaged.
+    Raises NoSuchFileError for a missing file, FileFormatError for a damaged file.
     """
     path = model_path.removesuffix(_PARAMETERS).removesuffix(_OPTIMIZER)
     folder, name = os.path.split(os.path.abspath(path))

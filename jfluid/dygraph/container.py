@@ -1,4 +1,4 @@
-"""Layers that hold others: in a chain, in a list; and lists of parameters."""
+"""Containers of layers and of parameters."""
 
 from collections.abc import Iterable, Iterator
 from typing import Any
@@ -16,7 +16,7 @@ class Sequential(Layer):
         layers: layers, which are named "0", "1" ..., or pairs of a name and a layer.
 
     Layers are read, replaced and removed by `chain[name]`, where a number stands for its text.
-    Raises TypeError where an argument is something else.
+    Raises TypeError for other arguments.
     """
 
     def __init__(self, *layers: Any):
@@ -50,7 +50,7 @@ class Sequential(Layer):
         return iter([layer for layer in self._sub_layers.values() if layer is not None])
 
     def forward(self, input: Any) -> Any:
-        """Apply all layers to `input`, each to what the one before gives."""
+        """Apply all layers in order, each to the result of the layer before it."""
         for layer in self:
             input = layer(input)
         return input
@@ -156,14 +156,14 @@ def _counted(number: int, length: int) -> int:
 
 
 def _item(held: Any, name: str | int) -> Any:
-    """Return what is held under a name. Raises KeyError where nothing is."""
+    """Return the entry of a name. Raises KeyError without an entry."""
     if str(name) not in held:
         raise KeyError(f"{name!r}: expected one of {', '.join(held) or 'none: it is empty'}")
     return held[str(name)]
 
 
 def _put(holder: Layer, name: str, layer: Layer) -> None:
-    """Hold a layer in the place of the one of that name, or at the end."""
+    """Replace the layer of a name, or append the layer."""
     if not isinstance(layer, Layer):
         raise TypeError(f"{holder.full_name()}[{name}]: expected a Layer, found {type(layer).__name__}")
     if name in holder._sub_layers:

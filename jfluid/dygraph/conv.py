@@ -5,8 +5,8 @@ from collections.abc import Sequence
 from typing import Any, ClassVar
 
 from jfluid import errors
+from jfluid.dygraph.layer_ops import computed
 from jfluid.dygraph.layers import Layer
-from jfluid.dygraph.parts import computed
 from jfluid.initializer import Normal
 from jfluid.ir.variable import Variable
 from jfluid.layers.helper import emit
@@ -18,7 +18,10 @@ Size = int | Sequence[int]
 
 
 class _Convolution(Layer):
-    """What the four convolutions share. `_rank` is the number of dimensions of an image."""
+    """Base class of the four convolutions.
+
+    `_rank` is the number of image dimensions.
+    """
 
     _rank: ClassVar[int]
     _transposed: ClassVar[bool] = False
@@ -143,16 +146,14 @@ class Conv3D(_Convolution):
 
 
 class Conv2DTranspose(_Convolution):
-    """Applies to [N, num_channels, H, W] what the gradient of a convolution applies, as
-    `fluid.layers.conv2d_transpose` does.
+    """Transposed convolution of [N, num_channels, H, W], as `fluid.layers.conv2d_transpose`.
 
     It holds `weight` [num_channels, num_filters / groups, height, width] and `bias` [num_filters].
 
     Args:
-        output_size: height and width of the output, where strides leave a choice; the smallest
-            when None.
+        output_size: height and width of the output if strides leave a choice; None for the smallest size.
 
-    The other arguments are those of `Conv2D`.
+    The remaining arguments are those of `Conv2D`.
     """
 
     _rank, _transposed = 2, True
@@ -194,11 +195,10 @@ class Conv2DTranspose(_Convolution):
 
 
 class Conv3DTranspose(_Convolution):
-    """Applies to [N, num_channels, D, H, W] what the gradient of a convolution applies, as
-    `fluid.layers.conv3d_transpose` does.
+    """Transposed convolution of [N, num_channels, D, H, W], as `fluid.layers.conv3d_transpose`.
 
-    As in Fluid the bias is added only where `bias_attr` is given. The arguments are those of
-    `Conv2DTranspose`, with sizes of depth, height and width.
+    As in Fluid the bias is added only with an explicit `bias_attr`. The arguments are those of `Conv2DTranspose`,
+    with sizes of depth, height and width.
     """
 
     _rank, _transposed = 3, True
@@ -245,7 +245,7 @@ class Pool2D(Layer):
         ceil_mode: round the size of the output up.
         exclusive: leave padding out of means.
 
-    Raises ValueError for another type, or where neither `pool_size` nor `global_pooling` is given.
+    Raises ValueError for an unknown type, or if neither `pool_size` nor `global_pooling` is given.
     """
 
     def __init__(

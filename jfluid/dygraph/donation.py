@@ -1,4 +1,4 @@
-"""Which inputs of a step its results are written over."""
+"""Donation of a step's inputs: which arrays results overwrite."""
 
 from collections import Counter
 from collections.abc import Iterable, Sequence
@@ -8,12 +8,13 @@ from weakref import ref
 import numpy as np
 
 from jfluid.compile.plan import Item
-from jfluid.dygraph.values import Value
+from jfluid.dygraph.lazy_values import LazyValue
 
 
-def donated(leaves: list[Value], holders: list[Value]) -> tuple[int, ...]:
-    """Return the places of leaves that may be overwritten, since nobody holds them any more and a
-    result has the same shape. Empties `leaves`.
+def donated(leaves: list[LazyValue], holders: list[LazyValue]) -> tuple[int, ...]:
+    """Return the places of leaves that a result of equal shape may overwrite.
+
+    A leaf qualifies if no Python object references its value. Empties `leaves` to find out.
     """
     room: dict[int, int] = {}
     for value in holders:
@@ -34,10 +35,10 @@ def donated(leaves: list[Value], holders: list[Value]) -> tuple[int, ...]:
 
 
 def usable(given: Sequence[tuple[str, Any]], made: Sequence[tuple[str, Any]]) -> list[tuple[str, Any]]:
-    """Return those of donated inputs for which there is a result of the same kind.
+    """Return the donated inputs that have a result of the same kind.
 
     Args:
-        given, made: as of `beside`.
+        given, made: as for `match_outputs`.
     """
     room = Counter(kind for _, kind in made)
     found = []
@@ -49,7 +50,7 @@ def usable(given: Sequence[tuple[str, Any]], made: Sequence[tuple[str, Any]]) ->
 
 
 def replaced(items: Iterable[Item]) -> dict[str, str]:
-    """Return the names of results by the names of the variables that operators replace by them."""
+    """Return the name of each operator's in-place result, by the name of the replaced variable."""
     return {
         old: new
         for _, op, definition in items
@@ -58,16 +59,17 @@ def replaced(items: Iterable[Item]) -> dict[str, str]:
     }
 
 
-def beside(given: Sequence[tuple[str, Any]], made: Sequence[tuple[str, Any]], replaced: dict[str, str]) -> list[int]:
-    """Return the places of results, in an order in which each replaces the input that it should.
+def match_outputs(
+    given: Sequence[tuple[str, Any]], made: Sequence[tuple[str, Any]], replaced: dict[str, str]
+) -> list[int]:
+    """Return the places of results in an order that pairs each result with the input that it replaces.
 
-    JAX gives the memory of the first donated input of a kind to the first result of that kind,
-    whatever is computed from which. A parameter whose memory another one gets is copied.
+    JAX pairs the first donated input of a kind with the first result of that kind. A wrong pair costs a copy.
 
     Args:
-        given: name and kind of each input that is donated.
+        given: name and kind of each donated input.
         made: name and kind of each result.
-        replaced: names of results, by those of inputs.
+        replaced: names of results, by name of the replaced input.
     """
     left = dict.fromkeys(range(len(made)))
     places = {name: at for at, (name, _) in enumerate(made)}

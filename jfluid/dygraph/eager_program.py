@@ -1,7 +1,6 @@
-"""The program of dygraph mode: its blocks run operators when they are appended.
+"""Program of imperative mode: a block runs an operator when the operator is appended.
 
-So every layer, initializer, clip, regularizer and optimizer, which append operators to blocks,
-works on eager variables as it does on those of static programs.
+Layers, initializers, clips, regularizers and optimizers append operators to blocks. The same code serves both modes.
 """
 
 import weakref
@@ -12,12 +11,11 @@ import jax
 import numpy as np
 
 from jfluid import errors
-from jfluid.dygraph import chains
 from jfluid.dygraph.calls import frozen
-from jfluid.dygraph.pending import MOST_PENDING, Pending
+from jfluid.dygraph.lazy_graph import MOST_RECORDED, LazyGraph
+from jfluid.dygraph.lazy_values import constant
+from jfluid.dygraph.replays import Update, call_layer, call_updates
 from jfluid.dygraph.tracer import Tracer, Variables, listed
-from jfluid.dygraph.updates import Update, call_all
-from jfluid.dygraph.values import constant
 from jfluid.dygraph.varbase import ParamBase, VarBase
 from jfluid.ir import unique_name
 from jfluid.ir.block import Block
@@ -29,11 +27,11 @@ _NOTHING: Variables = {}
 
 
 class EagerOperator:
-    """An operator that was called. It is no part of any program.
+    """Handle of an operator that was called. It belongs to no program.
 
     Attributes:
-        type: of the operator.
-        outputs: the variables that it has written, by slot.
+        type: type of the operator.
+        outputs: written variables by slot.
     """
 
     __slots__ = ("_outputs", "type")
@@ -51,7 +49,7 @@ class EagerOperator:
 
 
 class EagerBlock(Block):
-    """The only block of an EagerProgram. It keeps no variable alive."""
+    """The only block of an EagerProgram. It holds variables weakly."""
 
     program: "EagerProgram"
 
@@ -61,9 +59,9 @@ class EagerBlock(Block):
         self.vars = weakref.WeakValueDictionary()  # type: ignore[assignment]
 
     def create_var(self, *args: Any, **kwargs: Any) -> VarBase:
-        """Make a variable; the arguments are those of Variable.
+        """Create a variable with the arguments of Variable.
 
-        With an initializer, a persistable one of the same name that has no value yet gets it, and is
+        With an initializer, a persistable variable of the same name without a value gets the first value and is
         returned.
         """
         if args:
@@ -94,10 +92,9 @@ class EagerBlock(Block):
         return made
 
     def create_parameter(self, *args: Any, **kwargs: Any) -> Parameter:
-        """Make a parameter, with its first value; the arguments are those of Parameter.
+        """Create a parameter with its first value, from the arguments of Parameter.
 
-        Raises DygraphError where its name is that of another one, unless that was named in another
-        `unique_name.guard`.
+        Raises DygraphError if a parameter of the same `unique_name.guard` has this name.
         """
         initializer = kwargs.pop("initializer", None)
         if args:
@@ -131,7 +128,7 @@ class EagerBlock(Block):
         attrs: Mapping[str, Any] | None = None,
         stop_gradient: bool = False,
     ) -> Any:
-        """Run an operator at once; see `Block.append_op`."""
+        """Run an operator with the arguments of `Block.append_op`."""
         given = self._checked(type, inputs) if inputs else _NOTHING
         made = self._checked(type, outputs) if outputs else _NOTHING
         if stop_gradient:
@@ -165,17 +162,17 @@ class EagerBlock(Block):
         attrs: Mapping[str, Any] | None,
     ) -> Any:
         tracer = self.program.tracer
-        self._ready(tracer.pending)
+        self._ready(tracer.graph)
         return tracer.call(type, inputs, outputs, attrs)
 
-    def _ready(self, pending: Pending) -> None:
-        """Run what is pending, where that is a step of its own without the next operator."""
-        # first values are one: those that follow can then be alike
-        if (depth := pending.point.depth) and (
-            pending.ends or pending.initializes != self._initializing or depth >= MOST_PENDING
+    def _ready(self, graph: LazyGraph) -> None:
+        """Run the recorded operators if these end a step before the next operator."""
+        # First values are a step of their own, so that the next steps are equal.
+        if (depth := graph.node.depth) and (
+            graph.step_ended or graph.initializes != self._initializing or depth >= MOST_RECORDED
         ):
-            pending.run()
-        pending.initializes = self._initializing
+            graph.run()
+        graph.initializes = self._initializing
 
     def append_chain(
         self,
@@ -185,28 +182,29 @@ class EagerBlock(Block):
         function: Callable[[], Any],
         prefix: str,
     ) -> Any:
-        """Return what a function gives that calls operators, each upon the result of the one before it.
+        """Call a function that appends a chain of operators, and return its result.
 
         Args:
-            token, attrs: another one, or others, where the function calls other operators.
-            variables: all that it reads; None for one that is missing.
-            prefix: what the result's name begins with.
+            token, attrs: equal for functions that call the same operators.
+            variables: all variables that the function reads; None for a missing variable.
+            function: appends the operators, each upon the result of the operator before it.
+            prefix: prefix of the result's name.
         """
         for v in variables:
             if v is not None and not isinstance(v, VarBase):
-                return function()  # says what is wrong
+                return function()  # raises the error of the layer
         tracer = self.program.tracer
-        self._ready(tracer.pending)
+        self._ready(tracer.graph)
         whole = (token, frozen(attrs) if attrs else ())
-        found = chains.call(tracer.pending, tracer.records, whole, variables, function)
+        found = call_layer(tracer.graph, tracer.records, whole, variables, function)
         found._prefix = prefix
         return found
 
     def append_updates(self, type: str, updates: Sequence[Update]) -> None:
-        """Run an operator for each of some updates; what each is given, and what is raised, is as of `append_op`."""
-        pending = self.program.tracer.pending
-        self._ready(pending)
-        call_all(pending, type, updates, lambda update: self.append_op(type, *update))
+        """Run an operator for each update, with the errors of `append_op`."""
+        graph = self.program.tracer.graph
+        self._ready(graph)
+        call_updates(graph, type, updates, lambda update: self.append_op(type, *update))
 
     def insert_op(
         self,
@@ -220,8 +218,10 @@ class EagerBlock(Block):
         return self.append_op(type, inputs, outputs, attrs, stop_gradient)
 
     def _filled(self, made: Variables, attrs: Mapping[str, Any] | None) -> bool:
-        """Give a persistable variable a constant first value without an operator: steps find it as
-        they find what they have updated themselves.
+        """Set a persistable variable to a constant without an operator; return True on success.
+
+        The value then is an array on the device, like the results of a step, so that the first step needs no executable
+        for itself.
         """
         out: Any
         (out,) = listed(made["Out"])
@@ -296,9 +296,7 @@ class EagerProgram(Program):
 
     def variable_of(self, array: np.ndarray) -> VarBase:
         """Return a variable with an array's value, to which no gradient flows."""
-        given = constant(array)
-        self.tracer.give(given)
-        return VarBase(given, stop_gradient=True)
+        return VarBase(constant(array), stop_gradient=True)
 
     def create_block(self, parent_idx: int | None = None) -> Block:
         raise errors.UnsupportedError(

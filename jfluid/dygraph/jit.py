@@ -31,10 +31,10 @@ Function = TypeVar("Function", bound=Callable[..., Any])
 
 
 def declarative(func: Function) -> Function:
-    """Decorate a function (or a method, such as a layer's `forward`) of dygraph mode: it runs as one
-    Program, through which gradients flow. See `ProgramTranslator`.
+    """Decorate a function or method that runs as one Program in dygraph mode.
 
-    Under `program_guard` it builds operators in the default program.
+    Gradients flow through the Program. See `ProgramTranslator`. Under `program_guard` the function appends operators
+    to the default program.
     """
 
     @functools.wraps(func)
@@ -46,8 +46,9 @@ def declarative(func: Function) -> Function:
 
 
 def dygraph_to_static_func(func: Function) -> Function:
-    """Decorate a function of dygraph mode that is called under `program_guard`: it builds operators
-    in the default program. In dygraph mode it runs as plain Python.
+    """Decorate a function of dygraph mode for use under `program_guard`.
+
+    There the function appends operators to the default program. In dygraph mode it runs as plain Python.
     """
 
     @functools.wraps(func)
@@ -90,13 +91,15 @@ class TracedLayer:
 
     @staticmethod
     def trace(layer: Layer, inputs: Sequence[VarBase] | VarBase) -> tuple[Any, "TracedLayer"]:
-        """Call a layer, and return (what it returns, a TracedLayer of what it did).
+        """Call a layer, and record its operators as a Program.
+
+        Returns (the layer's result, a TracedLayer).
 
         Args:
             layer: the layer.
-            inputs: its arguments.
+            inputs: arguments of the layer.
 
-        Raises DygraphError outside of dygraph mode, TypeError for arguments of other kinds.
+        Raises DygraphError outside of dygraph mode, TypeError for arguments of unsupported kinds.
         """
         if not enabled():
             raise DygraphError("TracedLayer.trace: call it within fluid.dygraph.guard()")
@@ -124,7 +127,7 @@ class TracedLayer:
     def __call__(self, inputs: Sequence[Any]) -> list[np.ndarray]:
         """Return the outputs as NumPy arrays, for a list of NumPy arrays or VarBases.
 
-        Raises TypeError for another argument, FeedError for arrays that do not fit.
+        Raises TypeError for a wrong argument, FeedError for arrays that do not fit.
         """
         if not isinstance(inputs, (list, tuple)):
             raise TypeError(f"TracedLayer: expected a list of inputs, found {type(inputs).__name__}")

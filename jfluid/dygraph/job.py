@@ -1,4 +1,4 @@
-"""The job that this process is one of, as the launcher's variables tell it."""
+"""Place of this process in its job, from the launcher's environment variables."""
 
 from jfluid import errors, processes
 from jfluid.environment.process import DeviceVariables, RoleVariables
@@ -7,9 +7,9 @@ __all__ = ["Env", "ParallelEnv", "ParallelStrategy"]
 
 
 class ParallelEnv:
-    """Which process of a job this is, by the variables that `jfluid-launch` and Fluid's launcher set.
+    """Place of this process in a job, from variables of `jfluid-launch` or Fluid's launcher.
 
-    Outside of a job it is the only one.
+    Outside of a job there is one process.
     """
 
     def __init__(self) -> None:
@@ -22,7 +22,7 @@ class ParallelEnv:
 
     @property
     def nranks(self) -> int:
-        """How many processes train."""
+        """Number of processes that train."""
         return self._nranks
 
     @property
@@ -50,13 +50,13 @@ Env = ParallelEnv
 
 
 class ParallelStrategy:
-    """Which process of those that train together this is.
+    """Place of this process among the processes that train together.
 
     Attributes:
-        nranks: how many there are.
-        local_rank: the number of this one.
-        trainer_endpoints: where all are, "ip:port" each.
-        current_endpoint: where this one is.
+        nranks: number of processes.
+        local_rank: number of this process.
+        trainer_endpoints: "ip:port" of each process.
+        current_endpoint: "ip:port" of this process.
     """
 
     def __init__(self) -> None:

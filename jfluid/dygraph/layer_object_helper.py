@@ -11,11 +11,12 @@ __all__ = ["LayerObjectHelper"]
 
 
 class LayerObjectHelper(LayerHelper):
-    """Names, parameters and operators of a `Layer`, whose own attributes hold what a LayerHelper is
-    given as arguments: methods are told it.
+    """LayerHelper of a `Layer`: names, parameters and operators.
+
+    The layer's attributes replace the arguments of a LayerHelper, so methods take these as parameters.
 
     Args:
-        name: the layer's own name, which names of its variables begin with.
+        name: name of the layer, and prefix of its variables' names.
     """
 
     def __init__(self, name: str):
@@ -35,7 +36,7 @@ class LayerObjectHelper(LayerHelper):
         return self._activated(input_var, act)
 
     def input_dtype(self, inputs_in: Any) -> VarType:  # type: ignore[override]
-        """Return the dtype that all of some variables share. Raises ProgramError when they differ."""
+        """Return the common dtype of variables. Raises ProgramError if dtypes differ."""
         inputs = [inputs_in] if isinstance(inputs_in, Variable) else list(inputs_in)
         dtypes = {v.dtype for v in inputs}
         if len(dtypes) != 1:
@@ -45,6 +46,6 @@ class LayerObjectHelper(LayerHelper):
         return dtypes.pop()
 
     def is_instance(self, param: Any, cls: Any) -> None:
-        """Raise TypeError where an argument of the layer has another type."""
+        """Raise TypeError if an argument of the layer is no instance of `cls`."""
         if not isinstance(param, cls):
             raise TypeError(f"layer {self.name}: expected {cls}, found {type(param).__name__}")

@@ -1,4 +1,4 @@
-"""`Layer`: parameters and layers held as attributes, with a `forward` that computes by them.
+"""`Layer`: parameters and sublayers as attributes, and a `forward` that computes.
 
 Layers work in dygraph mode and, as in Fluid, on the variables of a program.
 """
@@ -24,30 +24,29 @@ _WORD_STARTS = re.compile(r"(?<=[a-z])(?=[A-Z])|(?<=.)(?=[A-Z][a-z])")
 
 
 class HookRemoveHelper:
-    """What registering a hook returns: `remove` takes the hook away again."""
+    """Handle of a registered hook."""
 
     def __init__(self, hooks: "OrderedDict[int, Callable[..., Any]]", key: int):
         self._hooks, self._key = hooks, key
 
     def remove(self) -> None:
-        """Take the hook away; it does nothing where that was done before."""
+        """Remove the hook, if it is still registered."""
         self._hooks.pop(self._key, None)
 
 
 class Layer:
-    """The base of all layers: a subclass makes its parameters and layers in `__init__`, after
-    `super().__init__()`, and computes in `forward`.
+    """Base class of all layers.
 
-    Parameters and layers that are assigned to attributes are found by `parameters`, `sublayers`
-    and `state_dict`, in the order of their assignment.
+    A subclass creates parameters and layers in `__init__`, after `super().__init__()`, and computes in `forward`.
+    `parameters`, `sublayers` and `state_dict` find parameters and layers that are attributes, in the order of
+    assignment.
 
     Args:
-        name_scope: what the names of its parameters begin with, which a number follows; the name
-            of the class in snake case when None.
-        dtype: the element type of the layer.
+        name_scope: prefix of the parameters' names, followed by a number; the class name in snake case when None.
+        dtype: element type of the layer.
 
     Attributes:
-        training: whether it computes for training (dropout, batch norm); `train` and `eval` set it.
+        training: True if the layer computes for training (dropout, batch norm); set by `train` and `eval`.
     """
 
     def __init__(self, name_scope: str | None = None, dtype: Any = VarType.FP32):
@@ -67,7 +66,7 @@ class Layer:
 
     # Computing
     def __call__(self, *inputs: Any, **kwargs: Any) -> Any:
-        """Call the hooks and `forward`; return what `forward` and the hooks after it give."""
+        """Call the hooks and `forward`, and return the outputs after the last hook."""
         for hook in tuple(self._forward_pre_hooks.values()):
             changed = hook(self, inputs)
             if changed is not None:
@@ -83,25 +82,26 @@ class Layer:
         return outputs
 
     def _build_once(self, *inputs: Any, **kwargs: Any) -> None:
-        """Called before the first `forward`, for parameters whose shapes follow from the inputs."""
+        """Create parameters with shapes from the inputs; runs before the first `forward`."""
 
     def forward(self, *inputs: Any, **kwargs: Any) -> Any:
-        """Compute the layer's outputs; subclasses define it."""
+        """Compute the layer's outputs; subclasses define the method."""
         raise NotImplementedError(f"{type(self).__name__} defines no forward")
 
     def backward(self, *inputs: Any) -> NoReturn:
-        """Raise ValueError: gradients follow from `forward`, and no layer defines its own."""
+        """Raise ValueError: gradients follow from `forward`."""
         raise ValueError(
             "a layer has no backward of its own: call backward() on the loss, or define the function by layers.py_func"
         )
 
     def register_forward_pre_hook(self, hook: Callable[..., Any]) -> HookRemoveHelper:
-        """Have `hook(layer, inputs)` called before `forward`; what it returns replaces the inputs, unless it is None."""
+        """Call `hook(layer, inputs)` before `forward`; a result other than None replaces the inputs."""
         return self._register(self._forward_pre_hooks, hook)
 
     def register_forward_post_hook(self, hook: Callable[..., Any]) -> HookRemoveHelper:
-        """Have `hook(layer, inputs, outputs)` called after `forward`; what it returns replaces the
-        outputs, unless it is None.
+        """Call `hook(layer, inputs, outputs)` after `forward`.
+
+        A result other than None replaces the outputs.
         """
         return self._register(self._forward_post_hooks, hook)
 
@@ -113,14 +113,13 @@ class Layer:
         return HookRemoveHelper(hooks, key)
 
     def train(self) -> None:
-        """Let the layer and those in it compute for training, and record gradients again, of whatever is computed."""
+        """Set this layer and its sublayers to training, and record gradients again in all layers."""
         self._set_mode(training=True)
 
     def eval(self) -> None:
-        """Let the layer and those in it compute for evaluation.
+        """Set this layer and its sublayers to evaluation.
 
-        As in Fluid no gradients are recorded from now on, of whatever is computed, until `train` of some
-        layer is called.
+        As in Fluid no gradient is recorded, in any layer, until `train` of some layer is called.
         """
         self._set_mode(training=False)
 
@@ -133,7 +132,7 @@ class Layer:
 
     # Making parameters and variables
     def full_name(self) -> str:
-        """Return the layer's own name, which the names of its parameters begin with."""
+        """Return the layer's name, which begins the names of all its parameters."""
         return self._full_name
 
     def create_parameter(
@@ -148,7 +147,7 @@ class Layer:
 
         Args:
             shape: its dimensions.
-            attr: a ParamAttr or what makes one; False for no parameter, and None is returned.
+            attr: a ParamAttr, or a value that converts to a ParamAttr; False for no parameter: the result is None.
             dtype: its element type.
             is_bias: whether it begins with zeros, unless told otherwise.
             default_initializer: used where `attr` has none: Xavier's when None.
@@ -228,13 +227,13 @@ class Layer:
         function(self)
         return self
 
-    # Listing them
+    # Lists of parameters and sublayers
     def buffers(self, include_sublayers: bool = True) -> list[Variable]:
-        """Return the layer's buffers, each once; with `include_sublayers` those of the layers in it, too."""
+        """Return the buffers of the layer, and with `include_sublayers` of all sublayers, each once."""
         return [buffer for _, buffer in self.named_buffers(include_sublayers=include_sublayers)]
 
     def named_buffers(self, prefix: str = "", include_sublayers: bool = True) -> Iterator[tuple[str, Variable]]:
-        """Yield (name, buffer) of each buffer once; names are as those of `named_parameters`."""
+        """Yield (name, buffer) of each buffer once, with names as in `named_parameters`."""
         seen: set[int] = set()
         for path, layer in self.named_sublayers(prefix, include_sublayers, include_self=True):
             for name, buffer in layer._buffers.items():
@@ -243,7 +242,7 @@ class Layer:
                     yield _joined(path, name), buffer
 
     def parameters(self, include_sublayers: bool = True) -> list[Variable]:
-        """Return the layer's parameters, each once; with `include_sublayers` those of the layers in it, too."""
+        """Return the parameters of the layer, and with `include_sublayers` of all sublayers, each once."""
         found: dict[int, Variable] = {}
         for layer in self._with_sublayers({}).values() if include_sublayers else (self,):
             for p in layer._parameters.values():
@@ -252,7 +251,7 @@ class Layer:
         return [*found.values()]
 
     def _with_sublayers(self, found: "dict[int, Layer]") -> "dict[int, Layer]":
-        """Add this layer and those in it at any depth to `found`, by their ids; returns it."""
+        """Add this layer and its sublayers at any depth to `found`, by id, and return `found`."""
         found[id(self)] = self
         for layer in self._sub_layers.values():
             if layer is not None and id(layer) not in found:
@@ -289,10 +288,10 @@ class Layer:
         """Yield (path, layer) of the layers in this one at any depth, each once.
 
         Args:
-            prefix: what the paths begin with.
-            include_sublayers: False leaves them all out, as in Fluid.
+            prefix: prefix of the paths.
+            include_sublayers: False leaves out all sublayers, as in Fluid.
             include_self: begin with this layer itself.
-            layers_set: layers that are left out; those that are yielded join them.
+            layers_set: layers that are left out; gets the yielded layers.
         """
         seen = set() if layers_set is None else layers_set
         if self in seen:
@@ -318,13 +317,12 @@ class Layer:
         include_sublayers: bool = True,
         structured_name_prefix: str = "",
     ) -> "OrderedDict[str, Variable]":
-        """Return all parameters, those that are not trained among them, and the persistable buffers,
-        by their paths of attributes.
+        """Return all parameters and persistable buffers by attribute path.
 
         Args:
-            destination: a dict that they are put into; a new one when None.
-            include_sublayers: whether those of the layers in it belong to them.
-            structured_name_prefix: what the names begin with.
+            destination: dict that gets the entries; a new dict when None.
+            include_sublayers: False leaves out sublayers.
+            structured_name_prefix: prefix of the names.
         """
         found = OrderedDict() if destination is None else destination
         for name, param in self._parameters.items():
@@ -355,7 +353,7 @@ class Layer:
                 False for the names of the parameters themselves.
 
         Raises UninitializedError where a parameter is missing in it; nothing is set then. Raises
-        ShapeError where a value has another shape or dtype, TypeError for what is no dict.
+        ShapeError for a value of a wrong shape or dtype, TypeError for a value that is no dict.
         """
         if not isinstance(stat_dict, Mapping):
             raise TypeError(
@@ -413,8 +411,7 @@ class Layer:
             if name in self.__dict__.get(kind, ()):
                 if value is not None:
                     raise TypeError(
-                        f"{self._full_name}.{name} is a {what}: expected another one or None, "
-                        f"found {type(value).__name__}"
+                        f"{self._full_name}.{name} is a {what}: expected a {what} or None, found {type(value).__name__}"
                     )
                 self.__dict__[kind][name] = None
                 return
@@ -435,7 +432,7 @@ class Layer:
 
 
 def is_parameter(value: object) -> bool:
-    """Whether a value is a parameter, of a program or of dygraph mode."""
+    """Return True if a value is a parameter, of a program or of dygraph mode."""
     return isinstance(value, Parameter)
 
 

@@ -50,7 +50,7 @@ class LearningRateDecay:
         step_num: the number of the next step.
     """
 
-    _keys: Sequence[str] = ("step_num",)  # what a state has
+    _keys: Sequence[str] = ("step_num",)  # keys of a state
 
     def __init__(self, begin: int = 0, step: int = 1, dtype: Any = "float32"):
         self.step_num, self.step_size, self.dtype = begin, step, dtype
@@ -70,13 +70,13 @@ class LearningRateDecay:
         return real_variable(np.full([1], float(lr), np_dtype(self.dtype)))
 
     def state_dict(self) -> dict[str, Any]:
-        """Return what `set_dict` goes on from."""
+        """Return the state for `set_dict`."""
         return {key: getattr(self, key) for key in self._keys}
 
     def set_dict(self, state_dict: Mapping[str, Any]) -> None:
         """Go on from a `state_dict`.
 
-        Raises UninitializedError where something is missing in it; nothing is set then.
+        Raises UninitializedError for a missing key, before any change.
         """
         missing = [key for key in self._keys if key not in state_dict]
         if missing:
@@ -89,14 +89,15 @@ class LearningRateDecay:
 
 
 class PiecewiseDecay(LearningRateDecay):
-    """Uses constant rates between given steps: values[i] while step < boundaries[i], for the first
-    such i, and values[-1] after the last.
+    """Schedule of constant rates between given steps.
+
+    The rate is values[i] while step < boundaries[i], for the first such i, and values[-1] after the last boundary.
 
     Args:
         boundaries: numbers of steps, in rising order.
         values: the rates, one more than boundaries.
 
-    Raises ValueError for another number of rates.
+    Raises ValueError for a wrong number of rates.
     """
 
     def __init__(
@@ -124,7 +125,7 @@ class PiecewiseDecay(LearningRateDecay):
 
 
 class _Decay(LearningRateDecay):
-    """What the schedules that fall by `decay_rate` share."""
+    """Base class of schedules that fall by `decay_rate`."""
 
     def __init__(
         self,
@@ -173,8 +174,8 @@ class PolynomialDecay(LearningRateDecay):
     """Decays by (learning_rate - end_learning_rate) * (1 - step / decay_steps) ** power + end_learning_rate.
 
     Args:
-        decay_steps: after so many steps the rate stays at `end_learning_rate`.
-        cycle: instead of that, start again with twice, three times ... as many `decay_steps`.
+        decay_steps: number of steps until the rate stays at `end_learning_rate`.
+        cycle: restart at the end, with 2, 3, ... times `decay_steps`.
     """
 
     def __init__(
@@ -226,12 +227,13 @@ class CosineDecay(LearningRateDecay):
 
 
 class NoamDecay(LearningRateDecay):
-    """Rises and falls as in Vaswani et al. (2017): learning_rate * d_model ** -0.5 * min(step **
-    -0.5, step * warmup_steps ** -1.5).
+    """Schedule that rises and falls as in Vaswani et al. (2017).
+
+    The rate is learning_rate * d_model ** -0.5 * min(step ** -0.5, step * warmup_steps ** -1.5).
 
     Args:
         d_model: the width of the model.
-        warmup_steps: for how many steps the rate rises.
+        warmup_steps: number of steps with a rising rate.
     """
 
     def __init__(
@@ -255,14 +257,13 @@ class NoamDecay(LearningRateDecay):
 
 
 class LinearLrWarmup(LearningRateDecay):
-    """Rises by (end_lr - start_lr) / warmup_steps in each of the first steps, then uses `learning_rate`,
-    which may itself be a schedule.
+    """Warm-up by (end_lr - start_lr) / warmup_steps in each step, then `learning_rate`.
 
-    As in Fluid 1.8.5 the rise begins at 0 whatever `start_lr` is, and the other schedule goes on with
-    each call of `step`, `current_step_lr()` before the first `minimize` included.
+    `learning_rate` may be a schedule. As in Fluid 1.8.5 the rise begins at 0 whatever `start_lr` is, and each call of
+    `step` advances the schedule, `current_step_lr()` before the first `minimize` included.
 
-    Raises TypeError where `learning_rate` is neither a number nor a schedule, ValueError where
-    `end_lr` is not above `start_lr`.
+    Raises TypeError if `learning_rate` is neither a number nor a schedule, ValueError unless `end_lr` is above
+    `start_lr`.
     """
 
     def __init__(
@@ -308,7 +309,7 @@ class ReduceLROnPlateau(LearningRateDecay):
     Args:
         learning_rate: the first rate.
         mode: "min" where a smaller loss is better, "max" where a greater one is.
-        decay_rate: what the rate is multiplied by, below 1.
+        decay_rate: factor of a reduction, below 1.
         patience: for how many calls of `step` the loss may be no better.
         verbose: print each reduction.
         threshold: how much better counts as better: with threshold_mode "rel" as a part of the best
@@ -317,7 +318,7 @@ class ReduceLROnPlateau(LearningRateDecay):
         min_lr: the rate does not fall below it.
         eps: the smallest reduction that is done.
 
-    Raises ValueError for another mode, or a `decay_rate` of 1 or more.
+    Raises ValueError for an unknown mode, or a `decay_rate` of 1 or more.
     """
 
     _keys = ("cooldown_counter", "best_loss", "num_bad_epochs", "epoch_num", "learning_rate")
@@ -397,12 +398,12 @@ class ReduceLROnPlateau(LearningRateDecay):
 
 
 class _LearningRateEpochDecay(LearningRateDecay):
-    """What schedules by epochs share; a subclass defines `get_lr`.
+    """Base class of schedules by epochs; a subclass defines `get_lr`.
 
     Attributes:
         base_lr: the first rate.
         epoch_num: the epoch, from 0.
-        learning_rate: its rate.
+        learning_rate: rate of the epoch.
     """
 
     _keys = ("epoch_num", "learning_rate")
@@ -422,7 +423,7 @@ class _LearningRateEpochDecay(LearningRateDecay):
         return self.learning_rate
 
     def epoch(self, epoch: int | None = None) -> None:
-        """Go on to the next epoch, or to the one of a number."""
+        """Go on to the next epoch, or to a given epoch."""
         self.epoch_num = self.epoch_num + 1 if epoch is None else epoch
         self.learning_rate = self.get_lr()
 
@@ -474,9 +475,9 @@ class MultiStepDecay(_LearningRateEpochDecay):
 
 
 class LambdaDecay(_LearningRateEpochDecay):
-    """Multiplies the first rate by what a function of the epoch gives.
+    """Schedule of the first rate times a function of the epoch.
 
-    Raises TypeError where `lr_lambda` is no function.
+    Raises TypeError if `lr_lambda` is no function.
     """
 
     def __init__(self, learning_rate: float, lr_lambda: Callable[[int], float]):

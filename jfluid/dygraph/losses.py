@@ -32,9 +32,9 @@ class MSELoss(_Loss):
     """The squared difference of two tensors of one shape.
 
     Args:
-        reduction: "mean" or "sum" of all elements, or "none" for each of them.
+        reduction: "mean" or "sum" of all elements, or "none" for no reduction.
 
-    Raises ValueError for another reduction.
+    Raises ValueError for an unknown reduction.
     """
 
     def __init__(self, reduction: str = "mean"):
@@ -61,9 +61,9 @@ class BCELoss(_Loss):
 
     Args:
         weight: factors of the losses of the elements, of a shape that broadcasts; None for ones.
-        reduction: "mean" or "sum" of all elements, or "none" for each of them.
+        reduction: "mean" or "sum" of all elements, or "none" for no reduction.
 
-    Raises ValueError for another reduction.
+    Raises ValueError for an unknown reduction.
     """
 
     def __init__(self, weight: Any = None, reduction: str = "mean"):
@@ -86,7 +86,7 @@ class NLLLoss(_Loss):
         reduction: "mean" (by the sum of the weights) or "sum" over all rows, or "none".
         ignore_index: rows with this label count nothing.
 
-    Raises ValueError for another reduction.
+    Raises ValueError for an unknown reduction.
     """
 
     def __init__(self, weight: Any = None, reduction: str = "mean", ignore_index: int = -100):
@@ -94,7 +94,7 @@ class NLLLoss(_Loss):
         self.weight, self.ignore_index = weight, ignore_index
 
     def forward(self, input: Variable, label: Variable) -> Variable:
-        """Return the loss of log probabilities [N, C] or [N, C, d1, d2 ...] and class numbers, [N] or [N, d1, d2 ...]."""
+        """Return the loss of log probabilities [N, C, ...] and class numbers [N, ...]."""
         shape = input.shape
         if len(shape) < 2:
             raise errors.ShapeError(f"dygraph.NLLLoss: expected an input [N, C, ...], found {list(shape)}")

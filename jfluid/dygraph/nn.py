@@ -11,6 +11,7 @@ from typing import Any
 from jfluid import errors
 from jfluid.dygraph.base import in_dygraph_mode
 from jfluid.dygraph.conv import Conv2D, Conv2DTranspose, Conv3D, Conv3DTranspose, Pool2D
+from jfluid.dygraph.layer_ops import computed
 from jfluid.dygraph.layers import Layer
 from jfluid.dygraph.losses import BCELoss, L1Loss, MSELoss, NLLLoss
 from jfluid.dygraph.norm import (
@@ -21,7 +22,6 @@ from jfluid.dygraph.norm import (
     SpectralNorm,
     in_test_form,
 )
-from jfluid.dygraph.parts import computed
 from jfluid.initializer import Constant
 from jfluid.ir.variable import Variable
 from jfluid.layers.helper import emit
@@ -159,7 +159,7 @@ class Dropout(Layer):
             "upscale_in_train" divides by 1 - p in training.
         is_test: in a program, whether this is the test form; in dygraph mode `eval` says that.
 
-    Raises ValueError for another implementation or probability, TypeError for another seed.
+    Raises ValueError for an unknown implementation or a wrong probability, TypeError for a wrong seed.
     """
 
     def __init__(
@@ -200,19 +200,19 @@ class Dropout(Layer):
 
 
 class PRelu(Layer):
-    """A ReLU whose slope for negative numbers is learnt (He et al. 2015).
+    """ReLU with a learnt slope for negative numbers (He et al. 2015).
 
-    It holds `weight`, the slopes, which begin with 1, as in Fluid (those of `layers.prelu` with 0.25).
+    It holds `weight`, the slopes, which begin with 1, as in Fluid (the slopes of `layers.prelu` begin with 0.25).
 
     Args:
-        mode: "all" for one slope, "channel" for one of each channel, "element" for one of each
-            element of a row.
+        mode: "all" for one slope, "channel" for a slope of each channel, "element" for a slope of each element of a
+            row.
         channel: the number of channels, for mode "channel".
         input_shape: the shape of the input, for mode "element".
         param_attr: ParamAttr of the slopes.
-        dtype: their element type.
+        dtype: element type of the slopes.
 
-    Raises ValueError for another mode, or where it lacks its argument.
+    Raises ValueError for an unknown mode, or if the argument of the mode is missing.
     """
 
     def __init__(
@@ -299,7 +299,7 @@ class GRUUnit(Layer):
             `fluid.layers.gru_unit` has both.
         dtype: element type of the parameters.
 
-    Raises ShapeError where 3 does not divide `size`, ProgramError for another activation.
+    Raises ShapeError where 3 does not divide `size`, ProgramError for an unknown activation.
     """
 
     def __init__(
@@ -328,8 +328,9 @@ class GRUUnit(Layer):
         self.bias = self.create_parameter([1, size], bias_attr, dtype, is_bias=True)
 
     def forward(self, input: Variable, hidden: Variable) -> tuple[Variable, Variable, Variable]:
-        """Return (the new state [N, size / 3], the reset state [N, size / 3], gates and candidate
-        [N, size]) of projected inputs [N, size] and the former state.
+        """Compute a step of the GRU from projected inputs [N, size] and the former state.
+
+        Returns (the new state [N, size / 3], the reset state [N, size / 3], gates and candidate [N, size]).
         """
         gate, reset, new = emit(
             "gru_unit",
@@ -353,13 +354,13 @@ class NCE(Layer):
         sample_weight: factors of the losses [N, 1], where `forward` is given none.
         param_attr, bias_attr: ParamAttr of weight and bias.
         num_neg_samples: how many classes are drawn for each row; 10 when None.
-        sampler: how they are drawn: "uniform", "log_uniform" or "custom_dist".
+        sampler: distribution of the samples: "uniform", "log_uniform" or "custom_dist".
         custom_dist: the probabilities of all classes, for "custom_dist".
         seed: 0 draws other classes in each call.
         is_sparse: make the gradient of the weight hold only the rows that were used.
         dtype: element type of the parameters.
 
-    Raises ProgramError for another sampler, or a `custom_dist` of another length.
+    Raises ProgramError for an unknown sampler, or a `custom_dist` of a wrong length.
     """
 
     def __init__(
@@ -448,8 +449,9 @@ class TreeConv(Layer):
         self.weight = self.create_parameter([feature_size, 3, output_size, num_filters], param_attr, dtype)
 
     def forward(self, nodes_vector: Variable, edge_set: Variable) -> Variable:
-        """Return [N, nodes, output_size, num_filters] of features [N, nodes, feature_size] and
-        edges [N, edges, 2], int32.
+        """Convolve features [N, nodes, feature_size] along edges [N, edges, 2], int32.
+
+        Returns [N, nodes, output_size, num_filters].
         """
         return computed(
             self,
@@ -463,9 +465,9 @@ class TreeConv(Layer):
 
 
 class _OfSequences(Layer):
-    """A layer of rows with a LoD, whose parameters follow from its first input.
+    """Base class of layers of rows with a LoD; parameters follow from the first input.
 
-    As in Fluid it works in programs only: dygraph mode has no LoD.
+    As in Fluid these layers work in programs only: dygraph mode has no LoD.
     """
 
     def __init__(self, name_scope: str):
@@ -481,7 +483,7 @@ class SequenceConv(_OfSequences):
     """Convolves the rows of each sequence, as `fluid.layers.sequence_conv` does.
 
     Args:
-        name_scope: what the names of the parameters begin with.
+        name_scope: prefix of the parameters' names.
         num_filters, filter_size, filter_stride, bias_attr, param_attr, act: those of
             `fluid.layers.sequence_conv`.
         padding: no effect, as in Fluid: beyond the ends of a sequence there are zeros.
@@ -528,11 +530,11 @@ class SequenceConv(_OfSequences):
 
 
 class RowConv(_OfSequences):
-    """Convolves each row with those after it, as `fluid.layers.row_conv` does.
+    """Convolution of each row with the following rows, as `fluid.layers.row_conv`.
 
     Args:
-        name_scope: what the names of the parameters begin with.
-        future_context_size: how many rows after it.
+        name_scope: prefix of the parameters' names.
+        future_context_size: number of following rows.
         param_attr: ParamAttr of the weight, [future_context_size + 1, width].
         act: the name of an activation; None for none.
 

@@ -6,8 +6,8 @@ from typing import Any
 
 from jfluid import errors
 from jfluid.dygraph.base import in_dygraph_mode
+from jfluid.dygraph.layer_ops import with_activation
 from jfluid.dygraph.layers import Layer
-from jfluid.dygraph.parts import with_activation
 from jfluid.initializer import Constant, Normal
 from jfluid.ir.variable import Variable
 from jfluid.layers.helper import emit
@@ -33,7 +33,7 @@ class BatchNorm(Layer):
         data_layout: "NCHW" or "NHWC", for any number of dimensions.
         in_place: no effect: XLA chooses what is overwritten.
         moving_mean_name, moving_variance_name: names of the running statistics.
-        do_model_average_for_mean_and_var: whether `ModelAverage` averages them.
+        do_model_average_for_mean_and_var: True if `ModelAverage` averages the statistics.
         use_global_stats: use the running statistics in training, too.
         trainable_statistics: use the batch's statistics in evaluation, too.
     """
@@ -194,7 +194,7 @@ class LayerNorm(Layer):
     def forward(self, input: Variable) -> Variable:
         """Normalise each row of the input.
 
-        Raises ShapeError where its last dimensions are not those that were given.
+        Raises ShapeError if the last dimensions differ from the layer's.
         """
         shape = self._normalized_shape
         if isinstance(input, Variable) and list(input.shape[-len(shape) :]) != shape:
@@ -219,14 +219,14 @@ class GroupNorm(Layer):
 
     Args:
         channels: the number of channels of the input [N, C, H, W].
-        groups: into how many groups they are divided.
+        groups: number of groups of channels.
         epsilon: keeps the divisor from 0.
         param_attr, bias_attr: ParamAttr of weight and bias; None or False for none.
         act: the name of an activation; None for none.
         data_layout: "NCHW".
         dtype: element type of the parameters.
 
-    Raises ValueError for another layout.
+    Raises ValueError for an unknown layout.
     """
 
     def __init__(
@@ -299,8 +299,9 @@ class SpectralNorm(Layer):
 
 
 def in_test_form(layer: Layer, is_test: bool) -> bool:
-    """Whether a layer that computes otherwise in evaluation does so now: what its mode says in
-    dygraph mode; in a program, what its argument `is_test` says, too.
+    """Return True if a layer computes in its form for evaluation.
+
+    In dygraph mode the layer's mode decides. In a program its argument `is_test` decides, too.
     """
     if in_dygraph_mode():
         return not layer.training

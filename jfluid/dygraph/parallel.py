@@ -24,8 +24,8 @@ from jfluid.compile.runtime.collective_jit import CollectiveJit
 from jfluid.dygraph.base import enabled, real_variable
 from jfluid.dygraph.job import Env, ParallelEnv, ParallelStrategy, joined_as
 from jfluid.dygraph.layers import Layer
-from jfluid.dygraph.pending import array_of
-from jfluid.dygraph.values import constant
+from jfluid.dygraph.lazy_graph import array_of
+from jfluid.dygraph.lazy_values import constant
 from jfluid.dygraph.varbase import tracer
 from jfluid.ir.variable import Variable
 from jfluid.ops.collective import AXIS
@@ -35,13 +35,13 @@ __all__ = ["DataParallel", "Env", "ParallelEnv", "ParallelStrategy", "prepare_co
 
 
 def prepare_context(strategy: ParallelStrategy | None = None) -> ParallelStrategy | None:
-    """Join the processes that train together, and return the strategy that tells them; None where this is the only one.
+    """Join the processes that train together, and return the strategy, or None for a single process.
 
     Args:
-        strategy: which they are; the variables of the launcher say it when None.
+        strategy: place of this process; from the launcher's variables when None.
 
-    Raises DygraphError outside of dygraph mode, ProgramError where there are several processes but
-    no endpoints, PlaceError where they cannot be joined any more or do not come.
+    Raises DygraphError outside of dygraph mode, ProgramError for several processes without endpoints, PlaceError if the
+    processes cannot be joined any more or do not come.
     """
     if not enabled():
         raise errors.DygraphError("prepare_context: call it within fluid.dygraph.guard()")
@@ -57,20 +57,20 @@ def prepare_context(strategy: ParallelStrategy | None = None) -> ParallelStrateg
 
 
 def _is_data_parallel_mode() -> bool:
-    """Whether this process is one of several, as scripts ask `fluid.dygraph.parallel_helper`."""
+    """Return True if several processes train, as scripts ask `fluid.dygraph.parallel_helper`."""
     return ParallelEnv().nranks > 1
 
 
 class DataParallel(Layer):
-    """A layer that each of several processes trains on its part of the data.
+    """A layer that several processes train, each on a part of the data.
 
-    The first call gives all processes the parameters of the first.
+    The first call gives all processes the parameters of the first process.
 
     Args:
         layers: the layer.
-        strategy: what `prepare_context` gave; None where there is one process.
+        strategy: result of `prepare_context`; None for a single process.
 
-    Raises TypeError for another layer or strategy.
+    Raises TypeError for an argument of a wrong type.
     """
 
     def __init__(self, layers: Layer, strategy: ParallelStrategy | None):
@@ -78,7 +78,7 @@ class DataParallel(Layer):
             raise TypeError(f"DataParallel, layers: expected a Layer, found {type(layers).__name__}")
         if strategy is not None and not isinstance(strategy, ParallelStrategy):
             raise TypeError(
-                f"DataParallel, strategy: expected what prepare_context gives, found {type(strategy).__name__}"
+                f"DataParallel, strategy: expected the result of prepare_context, found {type(strategy).__name__}"
             )
         super().__init__(layers.full_name() + "_data_parallel")
         self._layers = layers
@@ -98,8 +98,9 @@ class DataParallel(Layer):
         return self._layers(*inputs, **kwargs)
 
     def scale_loss(self, loss: Variable) -> Variable:
-        """Return the loss divided by the number of processes, so that the sum of their gradients
-        is the gradient of the mean.
+        """Divide the loss by the number of processes.
+
+        The sum of all processes' gradients then is the gradient of the mean.
         """
         if not self._is_data_parallel_mode():
             return loss
@@ -107,8 +108,9 @@ class DataParallel(Layer):
         return loss / real_variable(number)
 
     def apply_collective_grads(self) -> None:
-        """Replace the gradients of all trainable parameters by their sums over all processes, which
-        must have gradients of the same parameters.
+        """Replace the gradients of all trainable parameters by sums over all processes.
+
+        All processes must have gradients of the same parameters.
 
         Raises UnsupportedError for a gradient of sparse rows.
         """
@@ -138,7 +140,7 @@ class DataParallel(Layer):
             param.hold_gradient(constant(total))
 
     def _is_data_parallel_mode(self) -> bool:
-        """Whether there are several processes."""
+        """Return True if there are several processes."""
         return self._strategy.nranks > 1
 
     def state_dict(
@@ -147,7 +149,7 @@ class DataParallel(Layer):
         include_sublayers: bool = True,
         structured_name_prefix: str = "",
     ) -> "OrderedDict[str, Variable]":
-        """Return the `state_dict` of the layer itself."""
+        """Return the `state_dict` of the wrapped layer."""
         return self._layers.state_dict(destination, include_sublayers, structured_name_prefix)
 
     def set_dict(
@@ -156,7 +158,7 @@ class DataParallel(Layer):
         include_sublayers: bool = True,
         use_structured_name: bool = True,
     ) -> None:
-        """Set the `state_dict` of the layer itself; arguments and errors are those of `Layer`."""
+        """Set the `state_dict` of the wrapped layer, with the arguments and errors of `Layer`."""
         self._layers.set_dict(stat_dict, include_sublayers, use_structured_name)
 
     load_dict = set_dict

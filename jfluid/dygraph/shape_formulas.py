@@ -1,10 +1,9 @@
-"""Shapes of what operators give, by formula: a call upon inputs of new sizes needs no tracing.
+"""Output shapes of operators by formula: a call upon inputs of new sizes needs no tracing.
 
-JAX infers shapes by tracing the operator, which takes as long as Fluid takes to run several. So a call that has
-come with a third shape is inferred at three samples of the sizes that vary, and each size of its outputs is
-found as a formula of these: a size, a product, a sum, or one of these more or less a constant. A formula holds
-for sizes between the samples, and agrees with all that was inferred before. Any other call is inferred by
-tracing.
+JAX infers shapes by tracing the operator, which takes as long as Fluid takes to run several operators. A call with a
+third shape is inferred at three samples of the varying sizes. Each output size becomes a formula: a size, a product, a
+sum, or one of these plus a constant. A formula holds for sizes between the samples, and agrees with all observed
+shapes. Other calls are inferred by tracing.
 """
 
 import itertools
@@ -26,7 +25,7 @@ from jfluid.compile.dynamic_shapes.feed_symbols import (
     symbols_of,
 )
 from jfluid.compile.runtime.lru_cache import LruCache
-from jfluid.dygraph.values import Aval, aval_of
+from jfluid.dygraph.lazy_values import Aval, aval_of
 
 _EXACT_FIRST = 2  # shapes that are inferred by tracing before there are formulas
 _MOST_OBSERVED = 16
@@ -44,11 +43,12 @@ _known = LruCache["ShapeFormulas"](_MOST_CALLS)
 
 
 def outputs(call: int, avals: Avals, infer: Infer) -> Outputs:
-    """Return what a call gives for inputs of these kinds, by a formula where one holds.
+    """Infer the outputs of a call, by formula if possible.
 
     Args:
-        call: its number.
-        infer: returns the same by tracing; raises what `Call.infer` does.
+        call: number of the call.
+        avals: kinds of the inputs.
+        infer: infers the outputs by tracing; raises the errors of `Call.infer`.
     """
     kinds = tuple([a and (a.dtype, len(a.shape)) for a in avals])
     if not any(kinds) or not all(a is None or a.plain for a in avals):
@@ -57,7 +57,7 @@ def outputs(call: int, avals: Avals, infer: Infer) -> Outputs:
 
 
 class ShapeFormulas:
-    """The formulas of one call, for inputs of the same dtypes and ranks."""
+    """Formulas of one call, for inputs of equal dtypes and ranks."""
 
     def __init__(self) -> None:
         self._observed: dict[Shapes, Outputs] = {}
@@ -65,7 +65,7 @@ class ShapeFormulas:
         self._tried = 0
 
     def outputs(self, avals: Avals, infer: Infer) -> Outputs:
-        """Return what the call gives."""
+        """Infer the outputs of the call."""
         shapes = tuple([a.shape for a in avals if a is not None])
         found = self._evaluated(shapes)
         if found is not None:
@@ -84,7 +84,7 @@ class ShapeFormulas:
         return self._formulas.outputs(shapes)
 
     def _found(self, shapes: Shapes, avals: Avals, infer: Infer) -> "_Formulas | None":
-        """Return formulas that hold for what has come; None where there are none."""
+        """Return formulas that hold for all observed shapes, or None."""
         try:
             symbols = symbols_of(self._observed)
         except NoRule:
@@ -102,7 +102,7 @@ class ShapeFormulas:
         return None
 
     def _inferred(self, sampled: Sampled, avals: Avals, infer: Infer) -> list[Outputs]:
-        """Return what the call gives at each sample."""
+        """Infer the outputs of the call at each sample."""
         made = []
         for sample in range(SAMPLES):
             own = iter(sampled.shapes(sample))
@@ -112,10 +112,11 @@ class ShapeFormulas:
 
 
 class _Formulas:
-    """Formulas of all outputs of a call. Raises NoRule where a size has none.
+    """Formulas of all outputs of a call. Raises NoRule for a size without formula.
 
     Args:
-        made: what the call gives at each sample.
+        sampled: samples of the sizes.
+        made: outputs of the call at each sample.
     """
 
     def __init__(self, sampled: Sampled, made: Sequence[Outputs]):
@@ -124,7 +125,7 @@ class _Formulas:
         self._slots = [self._slot(own) for own in zip(*made, strict=True)]
 
     def outputs(self, shapes: Shapes) -> Outputs | None:
-        """Return what the call gives for inputs of these shapes; None for sizes that the samples do not hold for."""
+        """Return the outputs for inputs of these shapes, or None outside of the samples' range."""
         sizes = self._sampled.sizes(shapes)
         if sizes is None:
             return None
@@ -136,7 +137,7 @@ class _Formulas:
         )
 
     def agrees(self, shapes: Shapes, made: Outputs) -> bool:
-        """True if inputs of these shapes give what was inferred, or the formulas do not hold for them."""
+        """Return True unless the formulas contradict inferred outputs."""
         found = self.outputs(shapes)
         return found is None or all(
             a is b or _same_arrays([a, b]) for a, b in zip(_flat(found), _flat(made), strict=True)
@@ -150,7 +151,7 @@ class _Formulas:
         return self._output(made)
 
     def _output(self, made: Sequence[Any]) -> Any:
-        """Return an output as it is at all samples, or its dtype and the sizes of its dimensions."""
+        """Return a constant output, or dtype and size formulas of a varying output."""
         first = made[0]
         if all(own is first for own in made) or _same_arrays(made):
             return first

@@ -1,9 +1,9 @@
-"""Steps of imperative mode whose arrays change shape: the same calls, with other sizes, share executables.
+"""Shape streams of imperative steps: equal calls with varying sizes share executables.
 
-See `jfluid.compile.dynamic_shapes`, which does this for programs. A step belongs to a stream by its calls: those of
-a loop whose batches have other lengths are the same, unless an attribute follows from a length. Where the number of
-calls follows from a length, because the script calls a cell for each word, a step belongs to a stream by its
-outline (see `rolling`).
+`jfluid.compile.dynamic_shapes` does this for programs. The calls of a step determine its stream: steps of a loop with
+varying batch lengths have equal calls, unless an attribute depends on a length. If the number of calls depends on a
+length, because the script calls a cell for each word, the outline of the step determines its stream (see
+`loop_reroll`).
 """
 
 from abc import ABC, abstractmethod
@@ -22,26 +22,26 @@ from jfluid.compile.runtime.executable_cache import Beside, entry_of_items
 from jfluid.compile.runtime.executables import Executables
 from jfluid.compile.runtime.lru_cache import LruCache
 from jfluid.compile.runtime.options import options
-from jfluid.dygraph import released
+from jfluid.dygraph import released_ops
 from jfluid.dygraph.calls import Call
-from jfluid.dygraph.points import Point
-from jfluid.dygraph.rolled_steps import RolledStep, arguments, ops_of
-from jfluid.dygraph.rolling import Outline, form_of, outline_of, spans_of
-from jfluid.dygraph.step import Kind, Record, Seeds, jitted, key_of, outline, program
-from jfluid.dygraph.values import in_order
+from jfluid.dygraph.compiled_trace import Kind, Record, Seeds, jitted, key_of, outline, program
+from jfluid.dygraph.lazy_values import in_order
+from jfluid.dygraph.loop_reroll import Outline, form_of, outline_of, spans_of
+from jfluid.dygraph.rerolled_steps import RerolledStep, arguments, ops_of
+from jfluid.dygraph.trace_trie import TraceNode
 from jfluid.ops.registry import is_local
 
 FLAG = "FLAGS_dynamic_shapes"
 _MOST = 32
 _MOST_OUTLINES = 256
-_FEWEST = 4  # calls of a step that is worth it, unless one of them is a Program
+_FEWEST = 4  # calls of a step in a stream, unless a call is a Program
 
 
 class _Segment(ABC):
-    """A step, as a stream sees it (see `stream.Segment`).
+    """A step in the form that a stream needs (see `stream.Segment`).
 
     Attributes:
-        live: names of its results.
+        live: names of the results.
     """
 
     def __init__(self, items: list[Item], kept: list[str], live: list[str], device: jax.Device):
@@ -49,15 +49,15 @@ class _Segment(ABC):
 
     @abstractmethod
     def results(self, env: dict[str, Any], seeds: Any) -> list[Any]:
-        """Trace the step as it stands; returns its results.
+        """Trace the step with exact shapes, and return its results.
 
         Args:
-            env: the arguments by name.
-            seeds: of its random numbers.
+            env: arguments by name.
+            seeds: seeds of random numbers.
         """
 
     def outline(self) -> Any:
-        """Return what tells the step from others in all processes; None for one that is not kept on disk."""
+        """Return the part of the disk cache key beside items, or None for a step not saved on disk."""
         return None
 
     def recorded(
@@ -67,8 +67,7 @@ class _Segment(ABC):
         key: Any,
         shapes: Mapping[int, tuple[int, ...]],
     ) -> Any:
-        """See `stream.Segment.recorded`."""
-
+        """Return the jaxpr at given shapes; see `stream.Segment.recorded`."""
         given = {
             name: jax.ShapeDtypeStruct(shapes.get(i, np.shape(value)), value.dtype)
             for i, (name, value) in enumerate(zip(self.kept, kept))
@@ -81,7 +80,7 @@ class _Segment(ABC):
         identity: Sequence[Any],
         beside: Beside,
     ) -> Any:
-        """See `stream.Segment.padded`."""
+        """Return the padded executable; see `stream.Segment.padded`."""
         on_cpu, live, items = self._device.platform == "cpu", self.live, self.items
 
         def run(donated: tuple[Any, ...], kept: tuple[Any, ...], key: Any) -> Any:
@@ -108,7 +107,7 @@ class EagerSegment(_Segment):
     """The calls of a step.
 
     Args:
-        live: numbers of the results that somebody holds.
+        live: numbers of the referenced results.
     """
 
     def __init__(self, records: Sequence[Record], leaves: int, live: Sequence[int], device: jax.Device):
@@ -127,18 +126,18 @@ class EagerSegment(_Segment):
         return outline(self.items, self._drawing, self._constants)
 
 
-class RolledSegment(_Segment):
-    """The calls and loops of a step whose lengths differ.
+class RerolledSegment(_Segment):
+    """Calls and loops of a step with loops of varying length.
 
     Args:
-        calls: of the step that the outline was made of.
-        names: of its arguments.
+        calls: calls of the step from which the outline was derived.
+        names: names of the arguments.
     """
 
     def __init__(self, outline: Outline, calls: Sequence[Call], names: list[str], device: jax.Device):
         items = [(at, call.op, call.definition) for at, call in enumerate(calls)]
         super().__init__(items, names, [f"r{i}" for i in range(len(outline.results))], device)
-        self._step = RolledStep(outline, calls)
+        self._step = RerolledStep(outline, calls)
 
     def results(self, env: dict[str, Any], seeds: Any) -> list[Any]:
         """See `_Segment`."""
@@ -151,13 +150,13 @@ class EagerStreams:
     def __init__(self, device: jax.Device):
         self._device = device
         self._streams = LruCache[tuple[_Segment, ShapeStream]](_MOST)
-        # by forms of steps: the first lengths of their loops, and the places of those whose lengths differ
+        # by form of a step: first lengths of its loops, and places of loops with varying lengths
         self._lengths = LruCache[tuple[list[int], set[int]]](_MOST)
         self._outlines = LruCache[Outline | None](_MOST_OUTLINES)
 
     def run(
         self,
-        point: Point,
+        trace_node: TraceNode,
         arrays: Sequence[Any],
         kinds: Sequence[Kind],
         live: Sequence[int],
@@ -169,7 +168,7 @@ class EagerStreams:
             kinds: of the arrays.
             live: numbers of the results.
         """
-        records = point.records()
+        records = trace_node.records()
         if not flags.get(FLAG):
             return None
         if len(records) < _FEWEST and not any(is_local(r.call.definition.type) for r in records):
@@ -177,9 +176,9 @@ class EagerStreams:
         if not all(aval.plain for aval, _ in kinds):
             return None
         given = tuple([in_order(v, order) for v, (_, order) in zip(arrays, kinds)])
-        outline = self._outline(point, live)
+        outline = self._outline(trace_node, live)
         if outline is not None:
-            return self._rolled(outline, records, given, live, seeds)
+            return self._rerolled(outline, records, given, live, seeds)
         form = (
             tuple([(record.call.number, record.inputs) for record in records]),
             tuple([aval.dtype for aval, _ in kinds]),
@@ -194,9 +193,9 @@ class EagerStreams:
 
     def forget_released(self) -> None:
         """Forget the streams of steps with operators that were released, and the outlines of all."""
-        self._outlines.clear()  # by points, which have calls
+        self._outlines.clear()  # keys hold trie nodes, and these hold calls
         for key, (segment, _) in list(self._streams.items()):
-            if any(released.is_released(definition) for _, _, definition in segment.items):
+            if any(released_ops.is_released(definition) for _, _, definition in segment.items):
                 del self._streams[key]
 
     def _here(self, value: Any) -> Any:
@@ -206,7 +205,7 @@ class EagerStreams:
         platform = "cpu" if self._device.platform == "cpu" else "gpu"
         return segment, ShapeStream(segment, None, (), platform)
 
-    def _rolled(
+    def _rerolled(
         self,
         outline: Outline,
         records: Sequence[Record],
@@ -214,12 +213,12 @@ class EagerStreams:
         live: Sequence[int],
         seeds: Seeds,
     ) -> list[Any] | None:
-        """Run a step whose loops have had other lengths before; None where it runs as it is."""
+        """Run a step with loops of varying length, or return None if the step runs as it is."""
         names, given = arguments(outline, arrays, seeds[0] if seeds else None)
         dtypes = tuple([v.dtype for v in given])
         _, stream = self._streams.get_or_make(
             (outline.key, dtypes, flags.get("FLAGS_cpu_kernels")),
-            lambda: self._stream(RolledSegment(outline, [r.call for r in records], names, self._device)),
+            lambda: self._stream(RerolledSegment(outline, [r.call for r in records], names, self._device)),
         )
         found = stream.padded((), given, None)
         if found is None:
@@ -230,12 +229,12 @@ class EagerStreams:
             results.update(zip(numbers, rows, strict=True))
         return [self._here(results[number]) for number in live]
 
-    def _outline(self, point: Point, live: Sequence[int]) -> Outline | None:
-        """Return the outline of a step whose loops have had other lengths before; None for another one."""
-        key = point, tuple(live)
+    def _outline(self, trace_node: TraceNode, live: Sequence[int]) -> Outline | None:
+        """Return the outline of a step with loops of varying length, or None for other steps."""
+        key = trace_node, tuple(live)
         if key in self._outlines:
             return self._outlines[key]
-        ops = ops_of(point)
+        ops = ops_of(trace_node)
         spans = spans_of(ops)
         if not spans:
             return None

@@ -23,19 +23,19 @@ __all__ = ["StaticModelRunner"]
 
 
 class StaticModelRunner(Layer):
-    """Runs a model that `save_inference_model` has saved, here or in real Fluid, and trains it
-    further: its parameters are the layer's, named "NAME@LOADED".
+    """Layer of a model that `save_inference_model` saved, here or in real Fluid, for further training.
+
+    The parameters are the layer's, named "NAME@LOADED".
 
     Args:
         model_dir: the model's folder.
-        model_filename: the program's file in it; `__model__` when None.
-        params_filename: the file of all parameters; None where each has its own.
+        model_filename: file of the program in the folder; `__model__` when None.
+        params_filename: file of all parameters; None for a file for each parameter.
 
-    `train` has dropout and batch norm compute for training, `eval` as the model was saved.
+    `train` sets dropout and batch norm to training, `eval` to the form in which the model was saved.
 
-    Raises DygraphError outside of dygraph mode, FileFormatError for files that are missing or
-    damaged, UntrustedOperatorError for a model with operators that act, UnsupportedError for other
-    ones that run on the host.
+    Raises DygraphError outside of dygraph mode, FileFormatError for missing or damaged files, UntrustedOperatorError
+    for a model with operators that act, UnsupportedError for operators that run on the host.
     """
 
     def __init__(
@@ -81,7 +81,7 @@ class StaticModelRunner(Layer):
     def forward(self, *args: Any) -> Any:
         """Return the model's output, or a list of several, for its inputs in order: variables or NumPy arrays.
 
-        Raises TypeError for another number of them.
+        Raises TypeError for a wrong number of inputs.
         """
         if len(args) != len(self._feeds):
             raise TypeError(
@@ -99,7 +99,7 @@ def _value_of(name: str) -> Any:
 
 
 def _for_training(program: Program) -> Program:
-    """Return a copy of a program whose operators compute for training."""
+    """Return a copy of a program with operators in training form."""
     twin = program.clone()
     for block in twin.blocks:
         for op in block.ops:

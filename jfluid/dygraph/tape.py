@@ -1,8 +1,8 @@
-"""Gradients of eager variables: which operators gave them, walked backwards.
+"""Gradients of eager variables: a graph of operators, walked backwards.
 
-Each output of an operator refers to its node, and the node to its inputs. There is no other list: what
-no variable leads to any more is gone. A gradient is computed by the operator's own gradient
-operator, called as any other, so that gradients of gradients come by themselves.
+Each output of an operator refers to its node, and the node to its inputs. There is no separate list: a node without a
+variable that leads to it is garbage. An operator's gradient operator computes the gradient through an ordinary call, so
+that gradients of gradients need no further code.
 """
 
 import itertools
@@ -11,14 +11,14 @@ from collections.abc import Sequence
 from typing import Any
 
 from jfluid import errors
-from jfluid.dygraph.points import Point
-from jfluid.dygraph.values import Value
+from jfluid.dygraph.lazy_values import LazyValue
+from jfluid.dygraph.trace_trie import TraceNode
 
 _numbers = itertools.count()
 
 
 class Edge:
-    """Where a gradient goes: to an output of a node, or to a VarBase that no operator gave."""
+    """Destination of a gradient: an output of a node, or a VarBase without an operator."""
 
     __slots__ = ("index", "leaf", "node")
 
@@ -26,7 +26,7 @@ class Edge:
         self.node, self.index, self.leaf = node, index, leaf
 
     def variable(self) -> Any:
-        """The variable, if there still is one."""
+        """Return the variable, or None if it was garbage collected."""
         return self.leaf if self.node is None else self.node.variable(self.index)
 
     @property
@@ -35,20 +35,20 @@ class Edge:
 
 
 class GradNode:
-    """An operator that was called while gradients were wanted.
+    """An operator that was called while gradients were recorded.
 
     Args:
-        point: to which the call leads; one that none lies before for an operator that has run at once.
-        values: its inputs, in the order in which they were given.
-        edges: where the gradient of each goes: an Edge, a VarBase that no operator gave, or None.
-        outputs: its values, for all slots one after the other.
-        draw: its random numbers.
+        trace_node: trie node of the call; a node without a parent for an operator that has run.
+        values: inputs in the order of the call.
+        edges: destination of each input's gradient: an Edge, a VarBase without an operator, or None.
+        outputs: output values, slot after slot.
+        draw: random numbers of the operator.
+        owner: inputs of the lazy graph that records the call.
 
     Attributes:
-        number: greater than those of the nodes that gave its inputs.
-        variables: those that hold its outputs, by their places among `outputs`.
-        released: whether a backward pass that does not retain it was here.
-        owner: the inputs of what was pending when it was called, with its call.
+        number: greater than the numbers of the nodes of its inputs.
+        variables: variables of the outputs, by place in `outputs`.
+        released: True after a backward pass that does not retain the graph.
     """
 
     __slots__ = (
@@ -58,45 +58,45 @@ class GradNode:
         "number",
         "outputs",
         "owner",
-        "point",
         "released",
+        "trace_node",
         "values",
         "variables",
     )
 
     def __init__(
         self,
-        point: Point,
-        values: Sequence[Value | None],
+        trace_node: TraceNode,
+        values: Sequence[LazyValue | None],
         edges: Sequence[Any],
-        outputs: Sequence[Value | None],
+        outputs: Sequence[LazyValue | None],
         draw: tuple[int, int] | None,
         owner: Any = None,
     ):
-        self.point, self.values, self.edges = point, values, edges
+        self.trace_node, self.values, self.edges = trace_node, values, edges
         self.outputs, self.draw, self.owner = outputs, draw, owner
         self.number = next(_numbers)
         self.variables: dict[int, weakref.ref[Any]] = {}
         self.released = False
 
-    def inputs(self) -> dict[str, list[tuple[Value | None, Edge | None]]]:
-        """Return by slot its inputs, and where their gradients go (None where none is wanted)."""
+    def inputs(self) -> dict[str, list[tuple[LazyValue | None, Edge | None]]]:
+        """Return by slot the inputs and the destinations of gradients (None for no gradient)."""
         pairs = zip(self.values, self.edges)
         found = {}
-        for slot, n, flows in self.point.call.given:
+        for slot, n, flows in self.trace_node.call.given:
             found[slot] = [
                 (v, None if not flows or e is None else e if type(e) is Edge else Edge(None, 0, e))
                 for v, e in itertools.islice(pairs, n)
             ]
         return found
 
-    def slot_outputs(self) -> dict[str, list[tuple[Value | None, int]]]:
-        """Return by slot its outputs, with their places among all."""
+    def slot_outputs(self) -> dict[str, list[tuple[LazyValue | None, int]]]:
+        """Return by slot the outputs and output places."""
         pairs = zip(self.outputs, itertools.count())
-        return {slot: [*itertools.islice(pairs, n)] for slot, n in self.point.slots}
+        return {slot: [*itertools.islice(pairs, n)] for slot, n in self.trace_node.slots}
 
     def variable(self, index: int) -> Any:
-        """Return the variable that holds an output, if there still is one."""
+        """Return the variable of an output, or None if it was garbage collected."""
         found = self.variables.get(index)
         return None if found is None else found()
 
@@ -106,7 +106,7 @@ class GradNode:
 
 
 def order(roots: Sequence[GradNode]) -> list[GradNode]:
-    """Return all nodes that lead to `roots`, each before those that gave its inputs: the last call first."""
+    """Return all nodes that lead to `roots`, the last call first."""
     found: dict[int, GradNode] = {}
     stack = list(roots)
     while stack:
@@ -124,7 +124,6 @@ def check(node: GradNode) -> None:
     """Raise DygraphError for a node that a backward pass has released."""
     if node.released:
         raise errors.DygraphError(
-            f"backward: the gradient of operator {node.point.call.definition.type} was computed before, and what it needs "
-            "was released then: keep it with retain_graph=True in the first call, or compute "
-            "the loss again"
+            f"backward: an earlier pass computed the gradient of operator {node.trace_node.call.definition.type}, and "
+            "released its inputs: pass retain_graph=True to the first call, or compute the loss again"
         )

@@ -1,4 +1,4 @@
-"""Calls operators on eager variables, and their gradient operators backwards."""
+"""Calls of operators upon eager variables, and of gradient operators in backward passes."""
 
 import contextlib
 import secrets
@@ -11,13 +11,13 @@ import numpy as np
 
 from jfluid.compile.plan import Segment
 from jfluid.compile.runtime.host import Host
-from jfluid.dygraph import tape, walks
+from jfluid.dygraph import replays, tape
 from jfluid.dygraph.calls import Call, call_of, frozen
-from jfluid.dygraph.pending import array_of, pending_on
-from jfluid.dygraph.points import Point, flat
-from jfluid.dygraph.step import Record
+from jfluid.dygraph.compiled_trace import Record
+from jfluid.dygraph.lazy_graph import array_of, graph_on
+from jfluid.dygraph.lazy_values import LazyValue, constant
 from jfluid.dygraph.tape import Edge, GradNode
-from jfluid.dygraph.values import Value, constant
+from jfluid.dygraph.trace_trie import TraceNode, flat
 from jfluid.dygraph.varbase import VarBase
 from jfluid.ir.operator import Operator
 from jfluid.ir.program import default_main_program
@@ -26,26 +26,26 @@ from jfluid.scope import Scope
 
 Variables = Mapping[str, VarBase | Sequence[VarBase | None]]
 _GRAD = gradients.GRAD
-_SMALL = 64  # elements: numbers up to here are computed at once where they are known
+_SMALL = 64  # elements; smaller known numbers are computed immediately
 _OUTPUTS = ""  # stands before the outputs in a key: no slot has this name
 _MOST_KNOWN = 4096  # elements of an input that an operator may have to know
 
 
 class Tracer:
-    """Runs the operators of one `guard`.
+    """Runs the operators of a `guard`.
 
     Args:
-        place: its device runs them.
+        place: place of the operators.
 
     Attributes:
-        records: whether operators are recorded for gradients.
-        seed: of random operators; 0 draws one.
+        records: True if operators are recorded for gradients.
+        seed: seed of random operators; 0 draws a seed.
     """
 
     def __init__(self, place: Any):
         self.place = place
         self.device: jax.Device = place.device()
-        self.pending = pending_on(self.device)
+        self.graph = graph_on(self.device)
         self.records = True
         self.seed = 0
         self._entropy = secrets.randbits(63)
@@ -53,7 +53,7 @@ class Tracer:
 
     @contextlib.contextmanager
     def recording(self, records: bool) -> Iterator[None]:
-        """A context in which operators are, or are not, recorded for gradients."""
+        """Return a context in which operators are, or are not, recorded for gradients."""
         before, self.records = self.records, records
         try:
             yield
@@ -61,7 +61,7 @@ class Tracer:
             self.records = before
 
     def reseed(self, seed: int) -> None:
-        """Begin the random numbers of a seed anew; 0 draws one."""
+        """Restart the random numbers from a seed; 0 draws a seed."""
         self.seed, self._drawn = seed, 0
 
     def train_mode(self) -> None:
@@ -74,7 +74,7 @@ class Tracer:
 
     @property
     def _train_mode(self) -> bool:
-        """Whether gradients are recorded, as layers of scripts ask."""
+        """True if gradients are recorded; for layers of scripts."""
         return self.records
 
     def trace_op(
@@ -85,13 +85,9 @@ class Tracer:
         attrs: Mapping[str, Any],
         stop_gradient: bool = False,
     ) -> None:
-        """Call an operator as scripts do that work without layers: as `Block.append_op`, with the same errors."""
+        """Call an operator, for scripts without layers, with the errors of `Block.append_op`."""
         block = default_main_program().current_block()
         block.append_op(type, inputs, outputs, attrs, stop_gradient=stop_gradient)
-
-    def give(self, value: Value) -> None:
-        """Note an array that the script gives (see `Pending.give`)."""
-        self.pending.give(value, (self.seed or self._entropy, self._drawn))
 
     # ---- operators --------------------------------------------------------------------------------
 
@@ -103,18 +99,19 @@ class Tracer:
         attrs: Mapping[str, Any] | None = None,
         draw: tuple[int, int] | None = None,
     ) -> Sequence[VarBase | None]:
-        """Call an operator, and give its outputs their values; returns them.
+        """Call an operator, and return its output variables with values.
 
         Args:
-            inputs: by slot a variable or several, of which None stands for a missing one.
-            outputs: by slot a variable or several, of which None stands for one that is not wanted; slots
-                alone where a new variable is wanted in each.
-            draw: the random numbers of an operator that draws; new ones when None.
+            type_: type of the operator.
+            inputs: variables of each slot; None for a missing variable.
+            outputs: variables of each slot, None for an unwanted output; or slot names, each for a new variable.
+            attrs: attributes.
+            draw: random numbers of the operator; new numbers when None.
 
-        Raises what `Block.append_op` does.
+        Raises the errors of `Block.append_op`.
         """
-        pending, records = self.pending, self.records
-        before = len(pending.leaves)
+        graph, records = self.graph, self.records
+        before = len(graph.leaves)
         key: list[Any] = [type_, records]
         if attrs:
             key.append(frozen(attrs))
@@ -126,10 +123,10 @@ class Tracer:
             else:
                 key.append((len(variables),))
                 given += variables
-        values: list[Value | None] = []
+        values: list[LazyValue | None] = []
         edges: list[Any] = []
-        if not pending.name(given, records, key, values, edges):
-            pending.take_back(before)
+        if not graph.name(given, records, key, values, edges):
+            graph.take_back(before)
             for v in given:
                 if v is not None:
                     array_of(v.held)
@@ -138,9 +135,9 @@ class Tracer:
         if isinstance(outputs, tuple):
             key.append(outputs)
             kind = tuple(key)
-            point = pending.point.after.get(kind)
+            trace_node = graph.node.children.get(kind)
             made += [VarBase.__new__(VarBase) for _ in outputs]
-            named: Variables = {} if point is not None else dict(zip(outputs, [[v] for v in made]))
+            named: Variables = {} if trace_node is not None else dict(zip(outputs, [[v] for v in made]))
         else:
             named = outputs
             key.append(_OUTPUTS)
@@ -150,11 +147,11 @@ class Tracer:
                     key.append(v is None)
                     made.append(v)
             kind = tuple(key)
-            point = pending.point.after.get(kind)
-            if point is not None and point.call.in_place:
-                point = pending.point.after.get((kind, _shares(point.call, inputs, named)))
-        if point is None:
-            pending.take_back(before)
+            trace_node = graph.node.children.get(kind)
+            if trace_node is not None and trace_node.call.in_place:
+                trace_node = graph.node.children.get((kind, _shares(trace_node.call, inputs, named)))
+        if trace_node is None:
+            graph.take_back(before)
             call = _call_of(type_, inputs, named, attrs)
             if call.rules and any(v is not None and v.array is None for v in values):
                 for value in values:
@@ -165,16 +162,16 @@ class Tracer:
             if found is not None:
                 self._assign_at_once(call, found, made, values, edges, draw)
                 return made
-            point = self._point(call, kind, values, edges if records else None)
-        draws = point.call.draws_numbers
+            trace_node = self._trace_node(call, kind, values, edges if records else None)
+        draws = trace_node.call.draws_numbers
         if draws and draw is None:
             draw = self._draw()
-        results = pending.go(point, draw if draws else None)
+        results = graph.advance(trace_node, draw if draws else None)
         node = None
-        if point.flows:
-            node = GradNode(point, values, edges, results, draw, pending.leaves)
-            pending.nodes.append(ref(node))
-        for variable, at in zip(made, point.assigned):
+        if trace_node.flows:
+            node = GradNode(trace_node, values, edges, results, draw, graph.leaves)
+            graph.grad_nodes.append(ref(node))
+        for variable, at in zip(made, trace_node.assigned):
             if variable is not None and (result := results[at]) is not None:
                 variable.assign(result, node, at)
         return made
@@ -183,15 +180,18 @@ class Tracer:
         self._drawn += 1
         return self.seed or self._entropy, self._drawn - 1
 
-    def _point(self, call: Call, kind: Any, values: Sequence[Value | None], edges: Sequence[Any] | None) -> Point:
-        """Return the point that a call leads to which was not called there before.
+    def _trace_node(
+        self, call: Call, kind: Any, values: Sequence[LazyValue | None], edges: Sequence[Any] | None
+    ) -> TraceNode:
+        """Return the new trie node of a call.
 
         Args:
-            kind: under which it is found again.
+            call: the call.
+            kind: key of the node among its parent's children.
             values: the inputs.
-            edges: as of a GradNode; None where no gradient is recorded.
+            edges: edges as of a GradNode; None if no gradient is recorded.
         """
-        pending = self.pending
+        graph = self.graph
         ordered = [None if at < 0 else values[at] for at in call.order]
         avals = [None if v is None else v.aval for v in ordered]
         if call.rules:
@@ -204,23 +204,23 @@ class Tracer:
             known = call.specialised(constants)
             outputs = known.outputs([None if i in constants else a for i, a in enumerate(avals)])
             if outputs is None:
-                call.infer(avals)  # says what is unknown
+                call.infer(avals)  # raises an error that names the unknown value
             rest = [*values]
             for i in constants:
                 rest[call.order[i]] = None
-            return pending.after(known, outputs, rest, edges)
-        before = pending.point
-        point = pending.after(call, outputs, values, edges)
+            return graph.child(known, outputs, rest, edges)
+        before = graph.node
+        trace_node = graph.child(call, outputs, values, edges)
         if not (call.definition.fold and _known(values)) and not call.rules:
-            before.after[kind] = point
+            before.children[kind] = trace_node
             if call.in_place:
-                before.after[kind, call.shared] = point
-        return point
+                before.children[kind, call.shared] = trace_node
+        return trace_node
 
     def _at_once(
-        self, call: Call, inputs: Variables, outputs: Variables, values: Sequence[Value | None]
+        self, call: Call, inputs: Variables, outputs: Variables, values: Sequence[LazyValue | None]
     ) -> list[Any] | None:
-        """Return the outputs of an operator that runs at once, slot by slot; None for another one."""
+        """Return the outputs of an operator that runs immediately, slot by slot, or None."""
         if call.on_host:
             return self._on_host(call, inputs, outputs)
         if call.definition.fold and _known(values):
@@ -232,7 +232,7 @@ class Tracer:
         call: Call,
         outputs: Sequence[Any],
         made: Sequence[VarBase | None],
-        values: Sequence[Value | None],
+        values: Sequence[LazyValue | None],
         edges: Sequence[Any],
         draw: tuple[int, int] | None,
     ) -> None:
@@ -240,16 +240,16 @@ class Tracer:
         if call.draws_numbers and draw is None:
             draw = self._draw()
         results, slots = flat(call, outputs)
-        point = Point(record=Record(call, (), [], -1), slots=slots)
+        trace_node = TraceNode(record=Record(call, (), [], -1), slots=slots)
         node = None
         if self.records and call.flows(edges):
-            node = GradNode(point, values, edges, results, draw)
-        for variable, at in zip(made, point.assigned):
+            node = GradNode(trace_node, values, edges, results, draw)
+        for variable, at in zip(made, trace_node.assigned):
             if variable is not None and results[at] is not None:
                 variable.assign(results[at], node, at)
 
-    def _folded(self, call: Call, values: Sequence[Value | None]) -> list[Any] | None:
-        """The outputs of an operator upon known numbers; None where they are many."""
+    def _folded(self, call: Call, values: Sequence[LazyValue | None]) -> list[Any] | None:
+        """Return the outputs of an operator upon known numbers, or None for large outputs."""
         arrays = [None if v is None else v.array for v in values]
         with jax.enable_x64(True), jax.ensure_compile_time_eval():
             outs = call(arrays)
@@ -290,38 +290,29 @@ class Tracer:
         """Compute the gradients of `outputs`.
 
         Args:
-            seeds: the gradient of each output; ones when None.
-            targets: the variables whose gradients are returned; when None, all variables hold
-                theirs afterwards.
-            retain: keep what another backward pass needs.
-            create: record the gradient operators, so that their results have gradients, too.
+            outputs: variables with which the pass begins.
+            seeds: gradient of each output; ones when None.
+            targets: variables of the returned gradients; when None, all variables hold gradients afterwards.
+            retain: keep the graph for a second backward pass.
+            create: record the gradient operators, for gradients of gradients.
             stops: variables that no gradient passes through.
 
-        Raises DygraphError where a part was released by an earlier pass.
+        Raises DygraphError for a graph that an earlier pass released.
         """
         if targets is None and not (retain or create or stops) and not any(seeds):
-            self._backward_plainly(outputs)
+
+            def walk(nodes: Sequence[GradNode]) -> replays.Totals:
+                found = self._walk(outputs, seeds, nodes)
+                _hold(found)
+                return found
+
+            replays.call_backward(self.graph, outputs, lambda: _nodes(outputs), walk)
             return []
         totals = self._walk(outputs, seeds, _nodes(outputs), targets, retain, create, stops)
         if targets is not None:
             return [totals[key][1] if (key := v.edge().key) in totals else None for v in targets]
         _hold(totals)
         return []
-
-    def _backward_plainly(self, outputs: Sequence[VarBase]) -> None:
-        """Give all variables their gradients: as the last pass of this kind did, where there was one."""
-        pending = self.pending
-        kind = walks.kind_of(pending, outputs)
-        known = None if kind is None else pending.walks.get(kind)
-        if known is not None and known.repeat(pending):
-            return
-        nodes, before, leaves = _nodes(outputs), pending.point, pending.leaves
-        draws = [node.draw for node in nodes]
-        totals = self._walk(outputs, [None] * len(outputs), nodes)
-        if kind is not None and leaves is pending.leaves:
-            walk = walks.Walk.since(before, pending, nodes, draws, totals)
-            pending.walks.get_or_make(kind, lambda: walk)
-        _hold(totals)
 
     def _walk(
         self,
@@ -333,7 +324,7 @@ class Tracer:
         create: bool = False,
         stops: Sequence[VarBase] = (),
     ) -> dict[Any, tuple[Edge, VarBase]]:
-        """Call the gradient operators of nodes; returns the gradients and where they go, by the key of that."""
+        """Call the gradient operators of nodes; returns edges and gradients by edge key."""
         gradients_of: dict[tuple[int, int], list[VarBase]] = {}
         edges: dict[tuple[int, int], Edge] = {}
         blocked = {e.key for v in stops if (e := v.edge()) is not None}
@@ -371,8 +362,8 @@ class Tracer:
         edges: dict[tuple[int, int], Edge],
         blocked: set[tuple[int, int]],
     ) -> None:
-        """Call the gradient operator of a node, and hand its results on to the nodes before."""
-        definition = registry.get(node.point.call.definition.type + "_grad")
+        """Call the gradient operator of a node, and add its results to `gradients_of`."""
+        definition = registry.get(node.trace_node.call.definition.type + "_grad")
         node_inputs, node_outputs = node.inputs(), node.slot_outputs()
         cotangents: dict[str, list[VarBase | None]] = {}
         for name, values in node_outputs.items():
@@ -412,7 +403,7 @@ class Tracer:
                     if edge is not None and result is not None:
                         targets.append((edge, result))
                 outputs[slot.name] = made
-        attrs = {n: v for n, v in node.point.call.named.items() if n in definition.attrs}
+        attrs = {n: v for n, v in node.trace_node.call.named.items() if n in definition.attrs}
         self.call(definition.type, inputs, outputs, attrs, node.draw)
         for edge, variable in targets:
             if variable.is_empty:
@@ -420,7 +411,7 @@ class Tracer:
             gradients_of.setdefault(edge.key, []).append(variable)
             edges.setdefault(edge.key, edge)
 
-    def _zeros(self, value: Value) -> VarBase:
+    def _zeros(self, value: LazyValue) -> VarBase:
         zeros = VarBase(None, "zeros")
         self.call("fill_zeros_like", {"X": [VarBase.of(value, None)]}, {"Out": [zeros]})
         return zeros
@@ -445,8 +436,8 @@ def _nodes(outputs: Sequence[VarBase]) -> list[GradNode]:
     return tape.order([node for out in outputs if (node := out.edge().node) is not None])
 
 
-def _known(values: Sequence[Value | None]) -> bool:
-    """Whether there are numbers, and all of them are known."""
+def _known(values: Sequence[LazyValue | None]) -> bool:
+    """Return True if there are values and all values are known numbers."""
     found = [v.known for v in values if v is not None]
     return bool(found) and all(found)
 
@@ -460,7 +451,7 @@ def _hold(totals: Mapping[Any, tuple[Edge, VarBase]]) -> None:
 
 
 def _shares(call: Call, inputs: Variables, outputs: Variables) -> bool:
-    """Whether outputs are the variables that the operator may overwrite."""
+    """Return True if outputs are the variables that the operator may overwrite."""
     for written, read in call.in_place:
         first, second = listed(outputs.get(written, ())), listed(inputs.get(read, ()))
         if len(first) != len(second) or not all(a is b for a, b in zip(first, second)):
@@ -468,7 +459,7 @@ def _shares(call: Call, inputs: Variables, outputs: Variables) -> bool:
     return True
 
 
-def _may_be_known(value: Value) -> bool:
+def _may_be_known(value: LazyValue) -> bool:
     aval = value.aval
     return aval.plain and aval.dtype.kind in "iub" and int(np.prod(aval.shape)) <= _MOST_KNOWN
 

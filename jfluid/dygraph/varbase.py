@@ -1,4 +1,4 @@
-"""Eager variables: what `fluid.dygraph` programs compute with."""
+"""Eager variables of `fluid.dygraph` programs."""
 
 import functools
 import weakref
@@ -9,9 +9,9 @@ import numpy as np
 
 from jfluid import errors
 from jfluid.compile.fetched_array import FetchedArray, fetched
-from jfluid.dygraph.pending import array_of
+from jfluid.dygraph.lazy_graph import array_of
+from jfluid.dygraph.lazy_values import Aval, LazyValue, constant
 from jfluid.dygraph.tape import Edge, GradNode
-from jfluid.dygraph.values import Aval, Value, constant
 from jfluid.host import aligned_memory
 from jfluid.ir import unique_name
 from jfluid.ir.program import default_main_program
@@ -36,8 +36,9 @@ def tracer() -> Any:
 
 
 class Shape(list[int]):
-    """The dimensions of an eager variable: a list, as in Fluid, that is added to tuples, too, and
-    whose slices are Shapes.
+    """Dimensions of an eager variable.
+
+    A list, as in Fluid, that also adds to tuples. Slices are Shapes.
     """
 
     def __add__(self, other: Any) -> "Shape":  # type: ignore[override]
@@ -61,30 +62,29 @@ class Shape(list[int]):
 
 
 @functools.cache
-def zeros(aval: Aval) -> Value:
+def zeros(aval: Aval) -> LazyValue:
     """Return zeros of a shape and dtype."""
     return constant(np.zeros(aval.shape, aval.dtype))
 
 
-def on_device(array: np.ndarray) -> Value:
-    """Return a copy of an array on the tracer's device, as after an update: a step that begins with it is
-    not compiled apart.
+def on_device(array: np.ndarray) -> LazyValue:
+    """Copy an array to the tracer's device.
+
+    The value then lies where an update would leave it, so that a step that reads it is not compiled again.
     """
     with jax.enable_x64(True):
         # JAX takes a NumPy array whose address is a multiple of 64 as it lies, even with `may_alias=False`.
         return constant(jax.device_put(aligned_memory.copied(array), tracer().device))
 
 
-def _given(value: Any, place: Any) -> Value:
+def _given(value: Any, place: Any) -> LazyValue:
     """Return the value of `VarBase(array, place=...)`. Raises TypeError for other arguments."""
     if not isinstance(place, Place) or not isinstance(value, np.ndarray):
         raise TypeError(
             "VarBase: expected a numpy.ndarray and a place, such as fluid.CPUPlace(), found "
             f"{type(value).__name__} and {type(place).__name__}"
         )
-    made = constant(aligned_memory.copied(value))
-    tracer().give(made)
-    return made
+    return constant(aligned_memory.copied(value))
 
 
 class VarBase(Variable):
@@ -99,7 +99,7 @@ class VarBase(Variable):
         persistable: whether it is a parameter or a buffer.
     """
 
-    # those of Variable that are the same for all
+    # attributes of Variable that are equal for all variables
     type = VarType.LOD_TENSOR
     lod_level = 0
     capacity = None
@@ -109,20 +109,20 @@ class VarBase(Variable):
     belong_to_optimizer = False
     opaque_type = b""
     op = None
-    _prefix = ""  # what its name begins with if none was given
-    # those of its own that most temporaries leave as they are
-    _value: Value | None = None
+    _prefix = ""  # prefix of a generated name
+    # defaults that most temporaries keep
+    _value: LazyValue | None = None
     _stop_gradient = False
     _persistable = False
     _shape: tuple[int, ...] | None = None
     _dtype: VarType | None = None
     _edge: Edge | None = None
-    _gradient: Value | None = None
-    _gradient_variable: "VarBase | None" = None  # that holds it, once somebody has asked for it
+    _gradient: LazyValue | None = None
+    _gradient_variable: "VarBase | None" = None  # variable of the gradient, created on first use
 
     def __init__(
         self,
-        value: Value | None = None,
+        value: LazyValue | None = None,
         name: str | None = None,
         stop_gradient: bool = False,
         persistable: bool = False,
@@ -132,8 +132,10 @@ class VarBase(Variable):
         place: Any = None,
         zero_copy: bool = False,
     ):
-        """Arguments as of Fluid's own class: an array with a `place` is copied, whatever `zero_copy`
-        says, to where the current guard computes, and gets no gradient. The engine gives values.
+        """Create a variable, with the arguments of Fluid's class.
+
+        An array with a `place` is copied to the device of the current guard, whatever `zero_copy` says, and gets no
+        gradient.
         """
         if place is not None:
             value, stop_gradient = _given(value, place), True
@@ -150,8 +152,8 @@ class VarBase(Variable):
             self._dtype = var_type(dtype)
 
     @classmethod
-    def of(cls, value: Value, edge: Edge | None) -> "VarBase":
-        """Return a variable for the value of another, whose gradient goes to `edge`."""
+    def of(cls, value: LazyValue, edge: Edge | None) -> "VarBase":
+        """Return a variable of a value, with a gradient that flows to `edge`."""
         made = VarBase(value, "value", stop_gradient=edge is None)
         made._edge = edge
         return made
@@ -161,22 +163,26 @@ class VarBase(Variable):
         """Made up when it is asked for: of most temporaries it never is."""
         return unique_name.generate(f"{self._prefix}.tmp" if self._prefix else "generated_var")
 
-    # What it holds
+    # Value
     @property
     def is_empty(self) -> bool:
-        """Whether no operator has given it a value."""
+        """True if no operator has given the variable a value."""
         return self._value is None
 
     @property
-    def held(self) -> Value:
-        """What it holds. Raises ProgramError where no operator has given it a value."""
+    def held(self) -> LazyValue:
+        """Value of the variable. Raises ProgramError if no operator has given it a value."""
         if self._value is None:
             raise errors.ProgramError(f"variable {self.name} has no value: no operator has written it")
         return self._value
 
-    def assign(self, value: Value, node: GradNode | None = None, index: int = 0) -> None:
-        """Hold another value: an output of an operator, whose node is given if gradients go there, with
-        its place among the outputs.
+    def assign(self, value: LazyValue, node: GradNode | None = None, index: int = 0) -> None:
+        """Set the value.
+
+        Args:
+            value: the value.
+            node: node of the operator, if gradients flow to it.
+            index: place of the value among the operator's outputs.
         """
         self._value = value
         if not value.aval.plain and type(value.aval.struct) is SelectedRows:
@@ -226,20 +232,17 @@ class VarBase(Variable):
 
     @property
     def is_leaf(self) -> bool:
-        """Whether no operator gave it a value through which gradients flow."""
+        """True if no recorded operator computed the value."""
         return self._edge is None
 
     def numpy(self) -> FetchedArray:  # type: ignore[override]
-        """Return a copy of the value as a NumPy array, after all that is pending has run.
+        """Return a copy of the value as a NumPy array; runs the lazy graph.
 
-        One number converts with `float`, `int` and `%`, whatever its shape.
+        A single number converts with `float`, `int` and `%`, whatever its shape.
 
-        Raises ProgramError where it has no value.
+        Raises ProgramError for a variable without a value.
         """
-        value = self.held
-        array = array_of(value)
-        if value.message is not None:
-            return value.message.read(array, value.aval.shape)  # type: ignore[no-any-return]
+        array = array_of(self.held)
         if isinstance(array, SelectedRows):
             with jax.enable_x64(True):
                 array = array.dense()
@@ -251,7 +254,7 @@ class VarBase(Variable):
         Args:
             value: a NumPy array or a VarBase of the same shape and dtype.
 
-        Raises DygraphError for something else, and for another shape or dtype.
+        Raises DygraphError for a value of a wrong type, shape or dtype.
         """
         if not isinstance(value, (np.ndarray, VarBase)):
             raise errors.DygraphError(
@@ -271,7 +274,7 @@ class VarBase(Variable):
         self._value = new
 
     def value(self) -> "HeldTensor":
-        """Return what `value().get_tensor()` reads and sets the value by, in scripts that use Fluid's tensors."""
+        """Return an object with `get_tensor()`, for scripts that read and set the value as a tensor."""
         return HeldTensor(self)
 
     def detach(self) -> "VarBase":  # type: ignore[override]
@@ -282,16 +285,17 @@ class VarBase(Variable):
     def backward(  # type: ignore[override]
         self, backward_strategy: Any = None, retain_graph: bool = False
     ) -> None:
-        """Compute the gradients of all variables that lead to this one, each of which then holds
-        its own in place of an earlier one. Nothing happens where no gradient flows to this
-        variable, and in a second call.
+        """Compute the gradients of all variables that lead to this variable.
+
+        Each variable then holds its gradient in place of an earlier gradient. Nothing happens without a path for
+        gradients, and in a second call.
 
         Args:
             backward_strategy: a `BackwardStrategy`; gradients are always summed in the same order.
-            retain_graph: keep what another loss's pass through the same operators needs.
+            retain_graph: keep the graph for a pass of another loss.
 
-        Raises TypeError for another strategy, DygraphError outside of dygraph mode, or where a part
-        was released by another loss's pass.
+        Raises TypeError for a strategy of a wrong type, DygraphError outside of dygraph mode, or for operators that a
+        pass of another loss released.
         """
         if backward_strategy is not None and not hasattr(backward_strategy, "sort_sum_gradient"):
             raise TypeError(
@@ -303,8 +307,9 @@ class VarBase(Variable):
             current.backward([self], [None], retain=retain_graph)
 
     def gradient(self) -> Any:
-        """Return the gradient as a NumPy array, a tuple (values, row numbers) for one of sparse
-        rows, or None where there is none.
+        """Return the gradient as a NumPy array, or None without a gradient.
+
+        A gradient of sparse rows is a tuple (values, row numbers).
         """
         value = self._held_gradient()
         if value is None:
@@ -315,16 +320,16 @@ class VarBase(Variable):
                 return fetched(found.values), fetched(found.rows)
         return fetched(found)
 
-    def hold_gradient(self, gradient: Value | None) -> None:
-        """Hold another gradient, or none."""
+    def hold_gradient(self, gradient: LazyValue | None) -> None:
+        """Set the gradient; None removes it."""
         self._gradient, self._gradient_variable = gradient, None
 
-    def _held_gradient(self) -> Value | None:
+    def _held_gradient(self) -> LazyValue | None:
         variable = self._gradient_variable
         return self._gradient if variable is None else variable.held
 
     def clear_gradient(self) -> None:  # type: ignore[override]
-        """Set the gradient to zeros; forget one of sparse rows."""
+        """Set the gradient to zeros; remove a gradient of sparse rows."""
         value = self._held_gradient()
         if value is not None:
             self.hold_gradient(zeros(value.aval) if value.aval.plain else None)
@@ -378,7 +383,7 @@ class VarBase(Variable):
         return found if dtype is None else found.astype(dtype)
 
     def to_string(self, throw_on_error: bool = True, with_details: bool = False) -> str:
-        """Return what `str` gives: name, shape and numbers."""
+        """Return the text of `str`: name, shape and numbers."""
         if self._value is None:
             return f"name {self.name}, dtype: VarType.{self.dtype.name}, no value\n"
         return f"name {self.name}, dtype: VarType.{self.dtype.name} shape: {list(self.shape)} {LoDTensor(self.numpy())}"
@@ -425,10 +430,10 @@ class HeldTensor(LoDTensor):
 
 
 class ParamBase(VarBase, Parameter):
-    """A parameter of a Layer. Attributes are those of Parameter and VarBase.
+    """A parameter of a Layer, with the attributes of Parameter and VarBase.
 
-    As in Fluid 1.8 gradients flow to one that is not `trainable`, too, which optimizers leave as it is;
-    `stop_gradient` spares them.
+    As in Fluid 1.8 gradients also flow to a parameter that is not `trainable`, and optimizers leave it as it is.
+    `stop_gradient` stops the gradients.
     """
 
     def __init__(

@@ -16,7 +16,6 @@ from jfluid.machine_code import (
     gru_kernels,
     llvm_writer,
     lstm_kernels,
-    message_kernels,
     overlap_kernels,
     pool_kernels,
     product_kernels,
@@ -30,8 +29,7 @@ _WINDOWS = (window_kernels,)
 _PRODUCTS = (product_kernels,)
 _LOOPS = (lstm_kernels, gru_kernels, pool_kernels)
 _ROWS = (row_kernels,)
-_MESSAGES = (message_kernels,)
-_GROUPS = (_IMAGES, _WINDOWS, _PRODUCTS, _LOOPS, _ROWS, _MESSAGES)
+_GROUPS = (_IMAGES, _WINDOWS, _PRODUCTS, _LOOPS, _ROWS)
 _MOST_FILES = 12
 _registering = threading.Lock()
 
@@ -66,12 +64,6 @@ def rows_registered() -> bool:
     """Make machine code for rows of tables known to XLA; False as above."""
     with _registering:
         return _register(_ROWS)
-
-
-def messages_registered() -> bool:
-    """Make machine code that sends numbers to the host known to XLA; False as above."""
-    with _registering:
-        return _register(_MESSAGES)
 
 
 @functools.cache

@@ -25,7 +25,6 @@ _OF_C: dict[str, tuple[Any, tuple[Any, ...]]] = {
     "pthread_getspecific": (POINTER, (I64,)),
     "pthread_setspecific": (I32, (I64, POINTER)),
     "sched_yield": (I32, ()),
-    "write": (I64, (I32, POINTER, I64)),
 }
 
 

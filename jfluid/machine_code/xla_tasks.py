@@ -75,32 +75,6 @@ def begin_chunk(module: Module, name: str, arrays: Iterable[str], geometry: Iter
     return f
 
 
-def define_with_rest(module: Module, name: str, chunk: Any, rest: Any, given: int = 2, made: int = 1) -> None:
-    """Write down a function for XLA of a single chunk, and of a rest, which another thread does and for which the
-    step does not wait.
-
-    Args:
-        chunk: as above; its memory is the rest's.
-        rest: is given that memory.
-    """
-    task = Function(module, f"{name}_rest", VOID, memory=POINTER)
-    task.call(rest, task.v["memory"])
-    task.c("free", task.v["memory"])
-    task.end()
-    f, frame = _begin(module, name, given, made)
-    memory = f.c("malloc", f.product(_number(f, frame.numbers, 1), I64(4)))
-    with f.b.if_then(_is_nothing(f, memory)):
-        f.b.ret(_no_memory(f, frame.api))
-    f.call(chunk, *frame.arrays, frame.numbers, memory, I64(0))
-    alone = f.variable(I1, I1(1))
-    with f.b.if_then(f.b.icmp_signed(">", _threads(f, frame), I64(1))):
-        refused, _ = _request(f, frame.api, _SCHEDULE, frame.context, task.function, memory)
-        f.b.store(refused, alone)
-    with f.b.if_then(f.b.load(alone, typ=I1)):
-        f.call(task.function, memory)
-    f.end(ir.Constant(POINTER, None))
-
-
 def _part(f: Function, call: Any, which: int) -> Any:
     return f.at(call, I64(which), kind=I64)
 

@@ -133,7 +133,7 @@ class Optimizer(DygraphMode):
         finally:
             tracer.records = records
         # it runs when the next step begins: until then the script may clear gradients
-        tracer.pending.ends = True
+        tracer.graph.step_ended = True
         return updates
 
     def backward(

@@ -21,10 +21,10 @@ import numpy as np
 import jfluid as fluid
 from jfluid import layers
 from jfluid.compile.runtime import executables, jax_caches
-from jfluid.dygraph import calls, pending
+from jfluid.dygraph import calls, lazy_graph
 from jfluid.dygraph.dygraph_to_static import program_translator
-from jfluid.dygraph.pending import pending_on
-from jfluid.ops import shape_cache
+from jfluid.dygraph.lazy_graph import graph_on
+from jfluid.ops import kept_shapes
 from tests.chaos.usage import Usage
 
 _LOOKS = 40  # in the time that is given
@@ -263,13 +263,13 @@ def _bound(less: int) -> None:
     """Have all bounds be reached within minutes; sooner where `less` is more."""
     fluid.set_flags({executables.FLAG: _BYTES // less})
     jax_caches.MOST_TRACED //= 4 * less
-    shape_cache.MOST_IN_MEMORY //= 32 * less
-    pending._MOST_POINTS //= 16 * less
+    kept_shapes.MOST_IN_MEMORY //= 32 * less
+    lazy_graph._MOST_NODES //= 16 * less
     for kept in (calls._calls, calls._outputs, calls._specialised):
         kept._most //= 16 * less
     program_translator._MOST //= 8 * less
     fluid.dygraph.ProgramTranslator.reset()
-    pending_on(fluid.CPUPlace().device())._whole._most //= 8 * less
+    graph_on(fluid.CPUPlace().device())._whole._most //= 8 * less
 
 
 def run(seconds: float, seed: int, tell: Callable[[dict[str, Any]], None]) -> list[str]:

@@ -83,7 +83,7 @@ def trained(steps, dropout=0.0, reads_at_once=True):
             helper.create_parameter(None, [3], is_bias=True),
         )
         optimizer = fluid.optimizer.Adam(0.1, parameter_list=[w, b])
-        pending = program.tracer.pending
+        pending = program.tracer.graph
         before = pending.compiled
         for _ in range(steps):
             x = layers.elementwise_add(layers.mul(to_variable(images), w), b, axis=1)
@@ -121,7 +121,7 @@ def function_calls(run):
 def test_an_operator_and_its_gradient_take_few_function_calls():
     with guard():
         x = variable()
-        pending = fluid.default_main_program().tracer.pending
+        pending = fluid.default_main_program().tracer.graph
 
         def forward():
             y = x
@@ -161,7 +161,7 @@ def test_nothing_is_kept_of_steps_that_are_over():
                 loss.backward()
         del loss
         assert [ref() for ref in nodes] == [None] * 3
-        pending = fluid.default_main_program().tracer.pending
+        pending = fluid.default_main_program().tracer.graph
         pending.run()
         assert not pending.records and sys.getrefcount(x.held) < 5
 
@@ -261,7 +261,7 @@ def test_a_failed_step_is_told_and_its_results_are_none_of_the_next(monkeypatch)
     with guard():
         x = variable()
         lost = x + 41.0
-        pending = fluid.default_main_program().tracer.pending
+        pending = fluid.default_main_program().tracer.graph
 
         def fails(*_):
             raise MemoryError("no room")

@@ -7,24 +7,24 @@ import pytest
 
 import jfluid as fluid
 from jfluid.compile import update_dependencies
-from jfluid.dygraph import donation, pending, step
+from jfluid.dygraph import compiled_trace, donation, lazy_graph
 
 
 def test_results_stand_where_the_inputs_that_they_replace_stand():
     given = [("weight", 7), ("bias", 3), ("moment", 7)]
     made = [("loss", 1), ("moment'", 7), ("bias'", 3), ("weight'", 7)]
     replaced = {"weight": "weight'", "bias": "bias'", "moment": "moment'"}
-    assert donation.beside(given, made, replaced) == [3, 2, 1, 0]
+    assert donation.match_outputs(given, made, replaced) == [3, 2, 1, 0]
 
 
 def test_an_input_that_nothing_replaces_leaves_the_others_their_places():
     given = [("batch", 7), ("weight", 7)]
     made = [("weight'", 7), ("hidden", 7), ("weight''", 3)]
-    order = donation.beside(given, made, {"weight": "weight'"})
+    order = donation.match_outputs(given, made, {"weight": "weight'"})
     assert order == [1, 0, 2]  # the batch's memory is for what replaces nothing
     # one that is replaced by another kind, and two that the same result replaces
-    assert donation.beside(given, made, {"weight": "weight''"}) == [0, 1, 2]
-    assert donation.beside(given, made, {"batch": "hidden", "weight": "hidden"}) == [1, 0, 2]
+    assert donation.match_outputs(given, made, {"weight": "weight''"}) == [0, 1, 2]
+    assert donation.match_outputs(given, made, {"batch": "hidden", "weight": "hidden"}) == [1, 0, 2]
 
 
 class _Net(fluid.dygraph.Layer):
@@ -42,7 +42,7 @@ class _Net(fluid.dygraph.Layer):
 def _steps(optimizer, reads_loss):
     """The compiled texts of a training loop, and its losses."""
     compiled = []
-    jitted = step.jitted
+    jitted = compiled_trace.jitted
 
     class Noted:
         def __init__(self, *arguments, **wishes):
@@ -54,9 +54,8 @@ def _steps(optimizer, reads_loss):
             return traced
 
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(step, "jitted", Noted)
-        patched.setattr(pending, "_pending", {})  # nothing is compiled yet
-        patched.setattr(step, "_SMALL_STATE", -1)  # what is small is not overwritten
+        patched.setattr(compiled_trace, "jitted", Noted)
+        patched.setattr(lazy_graph, "_graphs", {})  # nothing is compiled yet
         losses = _losses(optimizer, reads_loss)
         return compiled, losses
 
@@ -97,7 +96,7 @@ def test_no_parameter_is_copied(reads_loss, monkeypatch):
     texts, losses = _steps(momentum, reads_loss)
     assert not _copies(texts)
     for module, name, other in (
-        (donation, "beside", lambda given, made, _: list(range(len(made)))),
+        (donation, "match_outputs", lambda given, made, _: list(range(len(made)))),
         (update_dependencies, "awaited", lambda items: {}),
     ):
         with monkeypatch.context() as patched:

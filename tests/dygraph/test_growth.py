@@ -6,16 +6,16 @@ import numpy as np
 import pytest
 
 import jfluid as fluid
-from jfluid.dygraph import calls, pending, values
-from jfluid.dygraph.pending import pending_on
+from jfluid.dygraph import calls, lazy_graph, lazy_values
+from jfluid.dygraph.lazy_graph import graph_on
 
 
 @pytest.fixture
 def new(monkeypatch):
     """What is pending, nothing of which is known yet."""
-    monkeypatch.setattr(pending, "_pending", {})
+    monkeypatch.setattr(lazy_graph, "_graphs", {})
     with fluid.dygraph.guard(fluid.CPUPlace()):
-        yield pending_on(fluid.CPUPlace().device())
+        yield graph_on(fluid.CPUPlace().device())
 
 
 def train(rates, rows=lambda n: 2):
@@ -31,27 +31,26 @@ def train(rates, rows=lambda n: 2):
     return loss.numpy().item()
 
 
-def points_of(found):
-    """How many points, and what several calls lead to, are found behind one."""
-    left, count = [found], 0
+def size_of(root):
+    """How many nodes and replays a trie has."""
+    left, count = [root], 0
     while left:
-        point = left.pop()
-        after = list({id(p): p for p in point.after.values()}.values())
-        left += after
-        count += len(after) + len(point.together)
+        node = left.pop()
+        children = list({id(child): child for child in node.children.values()}.values())
+        left += children
+        count += len(children) + len(node.replays)
     return count
 
 
-def test_points_are_forgotten_together_when_there_are_many(new, monkeypatch):
+def test_a_large_trie_is_forgotten(new, monkeypatch):
     rates = [0.01 * n for n in range(1, 9)]
     expected = train(rates)
-    most = points_of(new._none)
-    assert most <= new._points  # all are counted
-    monkeypatch.setattr(pending, "_MOST_POINTS", most // 3)
+    most = size_of(new._root)
+    assert most <= new._trie_size  # all are counted
+    monkeypatch.setattr(lazy_graph, "_MOST_NODES", most // 3)
     for _ in range(3):
         assert train(rates) == expected
-        assert points_of(new._none) <= most // 3 + most // 4  # the last step began before
-    assert all(point.end.follows(new._none) for point in new.walks.values() if point)
+        assert size_of(new._root) <= most // 3 + most // 4  # the last step began before
 
 
 def test_records_that_were_seen_are_not_kept_for_that(new):
@@ -62,14 +61,14 @@ def test_records_that_were_seen_are_not_kept_for_that(new):
 def test_kinds_of_arrays_go_with_the_arrays(new):
     def run(rows):
         x = fluid.dygraph.to_variable(np.ones((rows, 3), "float32"))
-        assert values._avals[x.held.array.shape, x.held.array.dtype] is x.held.aval
+        assert lazy_values._avals[x.held.array.shape, x.held.array.dtype] is x.held.aval
 
     gc.collect()
-    before = len(values._avals)
+    before = len(lazy_values._avals)
     for rows in range(100, 200):
         run(rows)
     gc.collect()
-    assert len(values._avals) <= before + 2
+    assert len(lazy_values._avals) <= before + 2
 
 
 def test_what_calls_give_is_kept_for_the_latest_inputs(new, monkeypatch):

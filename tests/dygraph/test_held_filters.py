@@ -5,7 +5,7 @@ import pytest
 
 import jfluid as fluid
 from jfluid.compile.runtime import filter_layouts
-from jfluid.dygraph import pending
+from jfluid.dygraph import lazy_graph
 from jfluid.dygraph.base import guard, to_variable
 
 X = np.random.RandomState(0).randn(2, 3, 8, 8).astype("float32")
@@ -35,7 +35,7 @@ def _history(dtype="float32"):
             step()
         weight = net[1].weight
         orders = [p.held.order for p in net.parameters()]
-        compiled = program.tracer.pending.compiled
+        compiled = program.tracer.graph.compiled
         seen += [weight.numpy(), weight.gradient(), fluid.layers.reduce_sum(weight, dim=1).numpy()]
         step()
         weight.set_value(weight.numpy() * 0.5)
@@ -43,7 +43,7 @@ def _history(dtype="float32"):
         net[0].weight.set_value(net[0].weight)
         step()
         # the sum
-        assert program.tracer.pending.compiled == compiled + 1
+        assert program.tracer.graph.compiled == compiled + 1
         seen += [p.numpy() for p in net.parameters()]
         return seen, orders
 
@@ -53,7 +53,7 @@ def test_values_are_those_of_fluids_order_whoever_reads_and_sets_them(monkeypatc
     found, orders = _history(dtype)
     assert orders == [(2, 3, 1, 0), None, (2, 3, 1, 0), None]
     monkeypatch.setattr(filter_layouts, "wanted", lambda ops, shape, device: {})
-    monkeypatch.setattr(pending, "_pending", {})  # nothing is compiled yet
+    monkeypatch.setattr(lazy_graph, "_graphs", {})  # nothing is compiled yet
     expected, orders = _history(dtype)
     assert orders == [None] * 4
     for a, b in zip(found, expected, strict=True):
@@ -71,7 +71,7 @@ def test_operators_that_run_one_by_one_read_held_filters(monkeypatch):
         loss.numpy()
         assert conv.weight.held.order is not None
         expected = conv(to_variable(X)).numpy()
-        waiting = fluid.default_main_program().tracer.pending
+        waiting = fluid.default_main_program().tracer.graph
         monkeypatch.setattr(waiting, "_goes_one_by_one", lambda *_: True)
         found = conv(to_variable(X)).numpy()
     np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-6)

@@ -100,7 +100,7 @@ def test_what_cannot_be_saved_or_loaded(guard, tmp_path):
     for error in (RuntimeError, FileNotFoundError):  # Fluid's, and Python's
         with pytest.raises(error, match="no such file; load_dygraph reads what save_dygraph"):
             fluid.load_dygraph(str(tmp_path / "a"))
-    with pytest.raises(TypeError, match="expected what layer.state_dict.. or .* found Linear"):
+    with pytest.raises(TypeError, match="expected the result of layer.state_dict.. or .* found Linear"):
         fluid.save_dygraph(layer, str(tmp_path / "a"))
     assert not list(tmp_path.iterdir())
     adam = fluid.optimizer.Adam(0.1, parameter_list=layer.parameters())

@@ -17,11 +17,11 @@ from jfluid.dygraph import (
     calls,
     declarative,
     guard,
-    released,
+    released_ops,
     to_variable,
 )
 from jfluid.dygraph.dygraph_to_static import program_translator
-from jfluid.dygraph.pending import pending_on
+from jfluid.dygraph.lazy_graph import graph_on
 from jfluid.ops import registry
 
 X = np.array([1.0, 2.0], "float32")
@@ -60,12 +60,12 @@ def alive(found):
 
 def kept():
     """What is kept of calls, Programs and their operators."""
-    pending = pending_on(fluid.CPUPlace().device())
+    pending = graph_on(fluid.CPUPlace().device())
     return (
         len(ProgramTranslator().get_program_cache()._objects),
         len(registry._LOCAL),
         sum(call.definition.type.startswith("run_program") for call in calls._calls.values()),
-        len(released._types),
+        len(released_ops._types),
         len(pending._whole),
         len(pending._single),
     )

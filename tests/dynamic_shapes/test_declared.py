@@ -6,7 +6,7 @@ import pytest
 import jfluid as fluid
 from jfluid import dygraph, layers
 from jfluid.dygraph import ProgramTranslator, declarative
-from jfluid.dygraph.pending import pending_on
+from jfluid.dygraph.lazy_graph import graph_on
 from jfluid.initializer import NumpyArrayInitializer
 
 LENGTHS = [7, 9, 12, 5, 11, 16]
@@ -47,7 +47,7 @@ def batches():
 
 def compiled():
     """How many steps were compiled for exact shapes, and for buckets."""
-    pending = pending_on(fluid.CPUPlace().device())
+    pending = graph_on(fluid.CPUPlace().device())
     streams = [stream for _, stream in pending._streams._streams.values()]
     return pending.compiled, sum(len(s._traced.executables) for s in streams if s._traced)
 

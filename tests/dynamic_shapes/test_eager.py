@@ -5,7 +5,7 @@ import pytest
 
 import jfluid as fluid
 from jfluid import dygraph, layers
-from jfluid.dygraph.pending import pending_on
+from jfluid.dygraph.lazy_graph import graph_on
 from jfluid.initializer import NumpyArrayInitializer
 
 WIDTH = 8
@@ -54,7 +54,7 @@ LENGTHS = [7, 9, 12, 5, 11, 16, 10, 8, 14]
 
 def streams():
     (device,) = {fluid.CPUPlace().device()}
-    return list(pending_on(device)._streams._streams.values())
+    return list(graph_on(device)._streams._streams.values())
 
 
 def test_steps_of_every_length():

@@ -5,9 +5,9 @@ import pytest
 
 import jfluid as fluid
 from jfluid import dygraph, layers
-from jfluid.dygraph import rolling
-from jfluid.dygraph.pending import pending_on
-from jfluid.dygraph.shape_streams import RolledSegment
+from jfluid.dygraph import loop_reroll
+from jfluid.dygraph.lazy_graph import graph_on
+from jfluid.dygraph.shape_streams import RerolledSegment
 from jfluid.initializer import NumpyArrayInitializer
 
 # The last one is padded; others are compiled as they are, once for both runs.
@@ -69,7 +69,7 @@ def both_directions(net, words):
 def trained(step, lengths, padded):
     """What steps over sentences of these lengths give, and how many steps were compiled as they are."""
     fluid.set_flags({"FLAGS_dynamic_shapes": padded})
-    pending = pending_on(fluid.CPUPlace().device())
+    pending = graph_on(fluid.CPUPlace().device())
     random, found = np.random.RandomState(0), []
     with dygraph.guard(fluid.CPUPlace()):
         net = Cell(random)
@@ -88,8 +88,8 @@ def trained(step, lengths, padded):
 
 def rolled():
     """The streams of steps with loops."""
-    streams = pending_on(fluid.CPUPlace().device())._streams._streams.values()
-    return [stream for segment, stream in streams if isinstance(segment, RolledSegment)]
+    streams = graph_on(fluid.CPUPlace().device())._streams._streams.values()
+    return [stream for segment, stream in streams if isinstance(segment, RerolledSegment)]
 
 
 @pytest.mark.parametrize("step", [language_model, both_directions])
@@ -108,23 +108,23 @@ def test_steps_of_every_length(step):
 
 def calls(number, lag=1, listed=()):
     """Calls of a loop of two, in which the first reads what an iteration before gave."""
-    found = [rolling.Op(9, (), (), 0, 1)]
+    found = [loop_reroll.Op(9, (), (), 0, 1)]
     for i in range(number):
         before = max(2 * (i - lag) + 2, 0)
-        found.append(rolling.Op(1, (before,), ("f",), 2 * i + 1, 1))
-        found.append(rolling.Op(2, (2 * i + 1, -1), ("f", "f"), 2 * i + 2, 1))
+        found.append(loop_reroll.Op(1, (before,), ("f",), 2 * i + 1, 1))
+        found.append(loop_reroll.Op(2, (2 * i + 1, -1), ("f", "f"), 2 * i + 2, 1))
     inputs = tuple(2 * i + 2 for i in range(number) if i not in listed)
-    found.append(rolling.Op(3, inputs, ("f",) * len(inputs), 2 * number + 1, 1, (), "sum"))
+    found.append(loop_reroll.Op(3, inputs, ("f",) * len(inputs), 2 * number + 1, 1, (), "sum"))
     return found
 
 
 def outline(*args, **kwargs):
     ops = calls(*args, **kwargs)
-    return rolling.outline_of(ops, rolling.spans_of(ops), [ops[-1].first])
+    return loop_reroll.outline_of(ops, loop_reroll.spans_of(ops), [ops[-1].first])
 
 
 def test_loops_are_found():
-    assert rolling.spans_of(calls(7)) == [rolling.Span(1, 2, 7)]
+    assert loop_reroll.spans_of(calls(7)) == [loop_reroll.Span(1, 2, 7)]
     assert outline(7).key == outline(11).key
     assert outline(7).counts == [7]
 
@@ -132,4 +132,4 @@ def test_loops_are_found():
 def test_iterations_that_have_no_outline():
     assert outline(7, lag=2) is None  # reads two iterations before
     assert outline(9, listed=[4]) is None  # one in the middle is left out
-    assert rolling.spans_of(calls(2)) == []
+    assert loop_reroll.spans_of(calls(2)) == []

@@ -17,7 +17,7 @@ import jax
 import numpy as np
 
 from jfluid.machine_code import calls as machine_calls
-from jfluid.machine_code import functions, llvm_writer, message_kernels, row_kernels, xla_tasks
+from jfluid.machine_code import functions, llvm_writer, row_kernels, xla_tasks
 
 PAGE = mmap.PAGESIZE
 HEADER = xla_tasks._HEADER
@@ -65,13 +65,6 @@ def _function(name: str, pointers: int) -> Any:
     machine_code = functions._object_file(group)
     (address,) = llvm_writer.load(machine_code, [xla_tasks.chunk_of(name)])
     return ctypes.CFUNCTYPE(None, *[ctypes.c_void_p] * pointers, ctypes.c_int64)(address)
-
-
-@functools.cache
-def _send() -> Any:
-    machine_code = functions._object_file(functions._MESSAGES)
-    (address,) = llvm_writer.load(machine_code, ["message_send"])
-    return ctypes.CFUNCTYPE(None, ctypes.c_void_p)(address)
 
 
 class Guards:
@@ -143,8 +136,6 @@ class Guards:
             for at, chunk in enumerate(np.random.RandomState(chunks).permutation(chunks)):
                 scratch = threads[at % 2].address + HEADER
                 function(*(b.address for b in arrays), scratch, int(chunk))
-                if name == message_kernels.NAME and at_end:
-                    _send()(scratch)
             for i, (array, held) in enumerate(zip(given, inputs)):
                 if i not in aliases:
                     np.testing.assert_array_equal(held.bytes, _bytes(array), f"{name} has written to what it was given")

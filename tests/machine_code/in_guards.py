@@ -16,7 +16,6 @@ from hypothesis import strategies as st
 
 import jfluid as fluid
 from jfluid.machine_code import (
-    calls,
     channel_sums,
     convolution_kernels,
     direct_convolution,
@@ -27,7 +26,6 @@ from jfluid.machine_code import (
     direct_product,
     direct_rows,
     functions,
-    message_kernels,
     pool_kernels,
     product_kernels,
     row_kernels,
@@ -490,21 +488,7 @@ def test_sums_of_channels(groups, rows, channels, chunk, seed, kind):
     close(sums[:, :, 1].sum(1), (both[0] * both[1]).sum(1), kind)
 
 
-# ---- the rest, and whole steps ----
-
-
-@made(functions._MESSAGES)
-@fuzzed(5)
-@given(st.integers(1, 4))
-def test_messages(numbers):
-    ends = os.pipe()
-    with contextlib.ExitStack() as closing:
-        for end in ends:
-            closing.callback(os.close, end)
-        message, to = np.arange(numbers, dtype=np.int32), np.array([ends[1], 0], np.int32)
-        given_ = {"chunks": 1, "memory": message_kernels.HEADER + numbers, "bytes": 4 * numbers}
-        one = calls.call(message_kernels.NAME, (message, to), given_, [((), np.float32)])[0]
-        assert one == 1 and os.read(ends[0], 99) == message.tobytes()
+# ---- whole steps ----
 
 
 @made(functions._LOOPS)

@@ -22,7 +22,6 @@ from jfluid.machine_code import (
     direct_product,
     direct_rows,
     functions,
-    message_kernels,
     product_kernels,
 )
 from jfluid.machine_code.processor import LANES
@@ -84,9 +83,6 @@ def known():
         for columns in (LANES, 2 * LANES):
             channel_sums._call("moments", 1, zeros(8, columns))
             channel_sums._call("products", 1, *[zeros(8, columns)] * 2, zeros(1, columns))
-        numbers = {"chunks": 1, "memory": message_kernels.HEADER + 2, "bytes": 8}
-        message, to = np.zeros(2, np.int32), np.zeros(2, np.int32)
-        calls.call(message_kernels.NAME, (message, to), numbers, [((), np.float32)])
     return found
 
 

@@ -110,7 +110,7 @@ def test_its_values_are_truths():
         fluid.set_flags({"FLAGS_cpu_kernels": "windows"})
 
 
-@pytest.mark.parametrize("known", ["images", "windows", "products", "loops", "rows", "messages"])
+@pytest.mark.parametrize("known", ["images", "windows", "products", "loops", "rows"])
 def test_all_machine_code_asks(known):
     fluid.set_flags({"FLAGS_cpu_kernels": False})
     assert getattr(functions, f"{known}_registered")() is False

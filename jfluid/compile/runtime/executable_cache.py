@@ -44,7 +44,6 @@ _MACHINE_CODE = {
     b"jfluid_direct_product": "products_registered",
     b"jfluid_loop_": "loops_registered",
     b"jfluid_rows_": "rows_registered",
-    b"jfluid_message": "messages_registered",
 }
 THREAD = "jfluid-keep"
 _ADDRESS = " at 0x"  # in the `repr` of an object without an identity beyond the process

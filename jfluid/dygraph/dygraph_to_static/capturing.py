@@ -1,4 +1,4 @@
-"""Programs that functions of dygraph mode are made into: eager variables that they use become theirs."""
+"""Programs of declared functions, in which eager variables become variables of the Program."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -11,11 +11,10 @@ from jfluid.ir.variable import Parameter, Variable
 
 
 class CapturingProgram(Program):
-    """A Program whose operators may name eager variables.
+    """A Program with operators that may name eager variables.
 
     Attributes:
-        captured: by the name that each has in the program, the eager variables that its operators
-            read or write.
+        captured: eager variables that operators read or write, by name in the program.
     """
 
     turned = True
@@ -31,7 +30,7 @@ class CapturingProgram(Program):
         return self.blocks[made.idx]
 
     def capture(self, eager: VarBase) -> Variable:
-        """Return the variable that an eager one is in this program: persistable, of the same name unless that is taken."""
+        """Return the persistable variable of an eager variable in this program, of the same name if it is free."""
         block = self.global_block()
         for name, known in self.captured.items():
             if known is eager:

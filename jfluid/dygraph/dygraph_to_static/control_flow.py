@@ -21,7 +21,7 @@ Test = Callable[[], Any]
 
 
 class _Branch(conditional):
-    """A branch whose operator is appended by `finish`, so that more can be put into its block."""
+    """A branch that stays open: `finish` appends its operator after the last change to its block."""
 
     def close(self) -> None:
         """Leave the block as it is."""
@@ -31,12 +31,12 @@ class _Branch(conditional):
 
 
 def branch(test: Any, body: Test, orelse: Test, state: State = NO_STATE) -> Any:
-    """Run `body` where `test` holds, else `orelse`; return what they return.
+    """Run `body` if `test` holds, else `orelse`; return the result.
 
-    Where a tensor decides, both are made as blocks of the program, of which a step runs one. What they
-    change and return is joined: tensors and numbers become tensors; anything else must be equal.
+    If a tensor decides, both branches become blocks of the program, and a step runs one block. Changed variables and
+    results are merged: tensors and numbers become tensors, and all other values must be equal.
 
-    Raises TypeError where it is not, ShapeError for a condition of several elements.
+    Raises TypeError for values that differ, ShapeError for a condition of several elements.
     """
     if not is_tensor(test):
         return body() if test else orelse()
@@ -64,7 +64,7 @@ def branch(test: Any, body: Test, orelse: Test, state: State = NO_STATE) -> Any:
 
 
 def _with_arrays(state: State) -> tuple[Any, ...]:
-    """The values of a state, lists that change in it as arrays of tensors."""
+    """Return the values of a state; lists that change become arrays of tensors."""
     values = tuple(
         as_array(name, value) if name in state.lists and type(value) is list else value
         for name, value in zip(state.names, state.get())
@@ -104,7 +104,7 @@ def while_loop(test: Test, body: Test, state: State) -> None:
 
 @dataclass(frozen=True)
 class Indexed:
-    """What a loop of the program goes over: `item(i)` for i from `start` to `stop` by `step`."""
+    """Items of a loop of the program: `item(i)` for i from `start` to `stop` by `step`."""
 
     start: Any
     stop: Any
@@ -133,7 +133,7 @@ def position(index: Any) -> Any:
 
 
 def indexed(value: Any) -> Indexed | None:
-    """Return what a loop of the program goes over; None where Python goes over it."""
+    """Return the items of a loop of the program, or None if Python iterates."""
     if isinstance(value, Indexed):
         return value
     if is_array(value):
@@ -144,12 +144,13 @@ def indexed(value: Any) -> Indexed | None:
 
 
 def for_loop(iterable: Iterable[Any], take: Callable[[Any], None], test: Test, body: Test, state: State) -> None:
-    """Run `take(item)` and `body` for each item while `test()` holds: for each row of a tensor in a
-    loop of the program. Items of Python's are gone through one by one.
+    """Run `take(item)` and `body` for each item while `test()` holds.
+
+    The rows of a tensor become a loop of the program. Python iterates over other items.
     """
     over = indexed(iterable)
     if over is None:
-        every = replace(state, read=state.names)  # the next item's turn may read them
+        every = replace(state, read=state.names)  # the next iteration may read all
         for item in iterable:
             going = test()
             if not is_tensor(going):

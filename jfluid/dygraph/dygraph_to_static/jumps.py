@@ -1,4 +1,4 @@
-"""Functions without `break`, `continue` and early `return`: flags and branches do the same.
+"""Rewrite functions without `break`, `continue` and early `return`: flags and branches take their place.
 
     if a:                         if a:
         return x                      return x
@@ -6,8 +6,8 @@
     return y                          y = x + 1
                                       return y
 
-A loop with jumps gets flags: what follows a statement that may jump runs under `if not flag`, and the
-loop goes on while its flag is not set.
+A loop with jumps gets flags. Statements after a possible jump run under `if not flag`, and the loop continues while its
+flag is not set.
 """
 
 import ast
@@ -16,8 +16,8 @@ from collections.abc import Sequence
 
 from jfluid.dygraph.dygraph_to_static.scopes import has, inside
 
-RETURNED = "_returned"  # whether the function has returned in a loop
-RESULT = "_result"  # what it has returned there
+RETURNED = "_returned"  # True after a return in a loop
+RESULT = "_result"  # the returned value
 _LOOPS = (ast.For, ast.While)
 
 
@@ -53,14 +53,14 @@ class _Jumps:
         return done
 
     def _branches(self, s: ast.If, rest: list[ast.stmt]) -> ast.If:
-        """An `if` that returns, with what follows it in the branch that goes on."""
+        """Move the statements after an `if` that returns into the branch that continues."""
         s.body = self.tail(s.body if _ends(s.body) else [*s.body, *rest])
         s.orelse = self.tail(s.orelse if _ends(s.orelse) else [*s.orelse, *rest])
         s.returns = True  # type: ignore[attr-defined]  # read by the rewriting of conditions
         return s
 
     def _flagged(self, s: ast.stmt, rest: list[ast.stmt]) -> list[ast.stmt]:
-        """A statement whose returns set a flag; the function returns after it."""
+        """Replace returns in a statement by a flag, and return after the statement."""
         start = [_assign(RETURNED, ast.Constant(False), s)]
         endless = (
             isinstance(s, ast.While)
@@ -82,7 +82,7 @@ class _Jumps:
         return self._statements([s], None)
 
     def _statements(self, body: Sequence[ast.stmt], *flags: str | None) -> list[ast.stmt]:
-        """Rewrite statements; what follows one that may set a flag runs where none is set."""
+        """Rewrite statements; after a statement that sets a flag, the rest runs if no flag is set."""
         known = [f for f in flags if f]
         done: list[ast.stmt] = []
         for i, s in enumerate(body):
@@ -109,7 +109,7 @@ class _Jumps:
         return [s]
 
     def _loop(self, s: ast.For | ast.While, outer: list[str]) -> list[ast.stmt]:
-        """A loop whose jumps set flags, each of its own."""
+        """Rewrite a loop with a flag for each kind of jump."""
         self._count += 1
         before: list[ast.stmt] = []
         inner: list[str] = [f for f in outer if f == RETURNED and _sets(s, f)]
@@ -136,7 +136,7 @@ class _Jumps:
 
 
 class _Returns(ast.NodeTransformer):
-    """Returns set a flag."""
+    """Replaces each return by an assignment of a flag."""
 
     def visit_Return(self, node: ast.Return) -> list[ast.stmt]:
         value = node.value or ast.copy_location(ast.Constant(None), node)
@@ -155,7 +155,7 @@ class _Returns(ast.NodeTransformer):
 
 
 class _Flag(ast.NodeTransformer):
-    """The jumps of one kind, of one loop, set a flag."""
+    """Replaces the jumps of a kind, in a loop, by an assignment of a flag."""
 
     def __init__(self, kind: type[ast.stmt], flag: str):
         self._kind, self._flag = kind, flag
@@ -178,7 +178,7 @@ def _listed(found: ast.AST) -> list[ast.stmt]:
 
 
 def _jumps_of(loop: ast.For | ast.While, kind: type[ast.stmt]) -> list[ast.stmt]:
-    """The jumps of one kind that belong to a loop, and not to one inside."""
+    """Return the jumps of a kind that belong to a loop, without the jumps of inner loops."""
 
     def of(nodes: Sequence[ast.AST]) -> list[ast.stmt]:
         found: list[ast.stmt] = []
@@ -195,7 +195,7 @@ def _jumps_of(loop: ast.For | ast.While, kind: type[ast.stmt]) -> list[ast.stmt]
 
 
 def _ends(body: Sequence[ast.stmt]) -> bool:
-    """Whether what follows the statements is never reached."""
+    """Return True if the end of the statements is never reached."""
     if not body:
         return False
     last = body[-1]
@@ -222,7 +222,7 @@ def _name(name: str) -> ast.Name:
 
 
 def none_of(flags: Sequence[str]) -> ast.expr:
-    """The expression that no flag is set."""
+    """Return the expression that is true if no flag is set."""
     tests: list[ast.expr] = [ast.UnaryOp(ast.Not(), _name(f)) for f in flags]
     return tests[0] if len(tests) == 1 else ast.BoolOp(ast.And(), tests)
 

@@ -1,4 +1,4 @@
-"""Loops that a tensor ends: a `while` operator whose block is the body, made by running it once."""
+"""Loops with a tensor as condition: a `while` operator; one run of the body makes its block."""
 
 from collections.abc import Callable
 from typing import Any
@@ -26,7 +26,7 @@ Kind = tuple[VarType, tuple[int, ...]]  # of a tensor
 
 
 class _Grown(Exception):
-    """A number that enters the loop leaves an iteration as a tensor of another kind."""
+    """Raised when a number that enters the loop leaves an iteration as a tensor of a different kind."""
 
     def __init__(self, at: int, kind: Kind):
         self.at, self.kind = at, kind
@@ -36,12 +36,12 @@ def tensor_loop(first: Variable, test: Callable[[], Any], body: Callable[[], Any
     """Append the loop.
 
     Args:
-        first: the first test.
+        first: first value of the test.
         test, body: functions over `state`.
-        state: the variables that the body may change; they have their values after the loop at the
-            end. Tensors and numbers may change; others must stay what they are.
+        state: variables that the body may change; holds the values after the loop at the end. Tensors and numbers may
+            change; all other values must stay equal.
 
-    Raises TypeError where something else changes, or a type or shape does.
+    Raises TypeError for a change of any other value, or of a type or shape.
     """
     program = default_main_program()
     start = state.get()
@@ -80,7 +80,7 @@ class _Loop:
         self._carried = tuple(mapped(self._carry, v) for v in start)
 
     def _carry(self, value: Any) -> Any:
-        """What the loop changes in place of a value from outside."""
+        """Return the loop variable for a value from outside."""
         at, self._at = self._at, self._at + 1
         if is_array(value) or not (is_tensor(value) or is_number(value)):
             return value
@@ -108,7 +108,7 @@ class _Loop:
                 again = number(bool(again), VarType.BOOL)
             again = condition(again)
             targets = {id(old) for _, old in changes}
-            # One that another is set from is read before any is written.
+            # Read each source that is also a target before the first write.
             values = [assign(new) if id(new) in targets else new for new, _ in changes]
             again = assign(again)
             for value, (_, old) in zip(values, changes):
@@ -118,7 +118,7 @@ class _Loop:
         state.set(tuple(after))
 
     def _after(self, name: str, old: Any, new: Any, before: Any, changes: list[tuple[Variable, Variable]]) -> Any:
-        """The value of a variable after the loop; what has to be assigned for it goes to `changes`."""
+        """Return a variable's value after the loop; adds the required assignments to `changes`."""
         if isinstance(old, Undefined):
             self._at += 1
             if isinstance(new, Undefined) or name not in self._state.read:
@@ -133,7 +133,7 @@ class _Loop:
             return new
         value = as_variable(new)
         block = default_main_program().current_block().parent
-        assert block is not None  # that of the loop is inside another
+        assert block is not None  # the loop's block has a parent
         out = block.create_var(dtype=value.dtype, shape=value.shape, lod_level=value.lod_level)
         if isinstance(value, NumberVariable):
             out.__class__ = NumberVariable
@@ -158,7 +158,7 @@ class _Loop:
             if not isinstance(value, NumberVariable) or is_float(value.dtype) != is_float(old.dtype):
                 raise TypeError(
                     f"{name} is {old.dtype.name} before the loop and {value.dtype.name} after an "
-                    "iteration: cast one of them"
+                    "iteration: cast either value"
                 )
             value = astype(value, old.dtype)
         if _differ(old.shape, value.shape):
@@ -179,7 +179,7 @@ class _Loop:
 
 
 def number_as(value: Variable, kind: Kind) -> Variable:
-    """Return a one-element tensor as one of another dtype and shape."""
+    """Convert a one-element tensor to a dtype and shape."""
     dtype, shape = kind
     cast = astype(value, dtype)
     return cast if not _differ(cast.shape, shape) else number(0, dtype, shape) + cast

@@ -22,7 +22,7 @@ from jfluid.layers.math_op_patch import astype
 
 @contextlib.contextmanager
 def reopened(block: Block) -> Iterator[None]:
-    """A context in which operators are appended to a block that was left before."""
+    """Return a context that appends operators to a block that was closed before."""
     program = block.program
     before, program.current_block_idx = program.current_block_idx, block.idx
     try:
@@ -32,15 +32,15 @@ def reopened(block: Block) -> Iterator[None]:
 
 
 def as_variable(value: Any) -> Variable:
-    """Return a tensor, or a number as one."""
+    """Return a tensor as it is, or a number as a tensor."""
     return value if isinstance(value, Variable) else number(value)
 
 
 class Merging:
-    """Joins what two blocks compute.
+    """Merges the values of two blocks.
 
     Args:
-        true, false: the blocks, which no operator runs yet.
+        true, false: the blocks, before an operator runs either block.
     """
 
     def __init__(self, true: Block, false: Block):
@@ -48,9 +48,9 @@ class Merging:
         self._selected: list[tuple[Variable, Variable, Variable]] = []
 
     def merge(self, name: str, true: Any, false: Any) -> Any:
-        """Return the value after the branches, of what each of them leaves.
+        """Return the value after two branches.
 
-        Raises TypeError where they cannot be joined.
+        Raises TypeError for values that cannot be merged.
         """
         if true is false:
             return true
@@ -68,7 +68,7 @@ class Merging:
             return true
         tensors = [v for v in values if isinstance(v, Variable)]
         if any(is_array(v) for v in values):
-            raise TypeError(f"{name} is another array of tensors in each branch")
+            raise TypeError(f"{name} is a different array of tensors in each branch")
         if not all(isinstance(v, (Variable, Undefined)) or is_number(v) for v in values) or (
             not tensors and type(true) is type(false) and true == false
         ):
@@ -119,11 +119,11 @@ class Merging:
 
     def _outside(self) -> Block:
         outside = self._blocks[0].parent
-        assert outside is not None  # a branch's block is inside another
+        assert outside is not None  # a branch's block has a parent
         return outside
 
     def _outer(self, value: Variable, block: Block) -> Variable:
-        """A variable outside of the block, that gets the value of one inside."""
+        """Return a variable outside of the block that gets the value of a variable inside."""
         out = self._outside().create_var(
             dtype=value.dtype, shape=value.shape, lod_level=value.lod_level, type=value.type
         )
@@ -131,7 +131,7 @@ class Merging:
             return assign(value, out)
 
     def finish(self, condition: Variable) -> None:
-        """Append what chooses, after the operators that run the blocks."""
+        """Append the operators that select values, after the operators that run the blocks."""
         if not self._selected:
             return
         attrs = {"in_dtype": int(condition.dtype), "out_dtype": int(VarType.INT32)}
@@ -141,7 +141,7 @@ class Merging:
 
 
 def _common(name: str, true: Any, false: Any) -> VarType:
-    """The dtype of a value that is made in two branches."""
+    """Return the common dtype of the values of two branches."""
     kinds = [
         (v.dtype if isinstance(v, Variable) else dtype_of(v), not _is_strict(v))
         for v in (true, false)

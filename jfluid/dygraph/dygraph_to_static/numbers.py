@@ -1,6 +1,6 @@
-"""Python's numbers as variables of a program: those that change in loops and branches that tensors decide.
+"""Python numbers as variables of a program, for numbers that change in loops and branches of tensors.
 
-As in Fluid an int is int64, a float float64. Beside a tensor they take the tensor's type, as Python's numbers do.
+As in Fluid an int is int64, a float float64. Beside a tensor a number takes the tensor's type, as in NumPy.
 """
 
 from collections.abc import Callable
@@ -51,7 +51,7 @@ def number(value: Any, dtype: VarType | None = None, shape: tuple[int, ...] = (1
 
 
 def _fitted(x: "NumberVariable", other: Any, true_division: bool) -> tuple[Any, Any]:
-    """The operands with types as Python would have them."""
+    """Convert operands to the types that Python's arithmetic gives."""
     mine: Any = x
     if isinstance(other, Variable):
         if isinstance(other, NumberVariable):

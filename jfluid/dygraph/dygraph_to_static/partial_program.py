@@ -11,7 +11,7 @@ import jax.numpy as jnp
 from jfluid import errors
 from jfluid.compile import trace
 from jfluid.compile.plan import Item, plan
-from jfluid.dygraph import released
+from jfluid.dygraph import released_ops
 from jfluid.dygraph.dygraph_to_static.structures import is_array
 from jfluid.dygraph.varbase import VarBase, tracer
 from jfluid.ir import unique_name
@@ -34,7 +34,7 @@ class PartialProgramLayer:
     Args:
         main_program: the Program; its state is in `parameters`.
         inputs: its variables that are given at each call.
-        outputs: those that a call returns.
+        outputs: variables of the results.
         parameters: by name, the eager variables that its operators read and write besides.
 
     A Program with sparse look-ups is called operator by operator, since its gradients are rows.
@@ -72,7 +72,7 @@ class PartialProgramLayer:
         names = [*self._inputs, *parameters]
         results = [*self._outputs, *self._updated]
         number, parts = next(_numbers), list(_parted(items))
-        # Loops are compiled in another way where gradients go through them.
+        # Loops with gradients are lowered differently.
         self._types = {trains: f"run_program:{number}" + (":trains" if trains else "") for trains in (False, True)}
         # Functions of operators hold no PartialProgramLayer: the operators are released when it goes.
         self._definitions = [
@@ -86,7 +86,7 @@ class PartialProgramLayer:
             )
             for trains, type_ in self._types.items()
         ]
-        weakref.finalize(self, released.release, list(self._types.values())).atexit = False
+        weakref.finalize(self, released_ops.release, list(self._types.values())).atexit = False
 
     def __call__(self, inputs: Sequence[VarBase]) -> list[VarBase]:
         """Run it; the results are in the order of the outputs. State that it updates is updated.
@@ -128,7 +128,7 @@ def _function(
     trains: bool,
     draws: bool,
 ) -> Callable[..., Any]:
-    """The function of an operator; one that draws takes a key."""
+    """Return the function of an operator; a random operator takes a key."""
 
     def drawing(values: list[Any], *, key: Any) -> list[Any]:
         return _run(parts, dict(zip(names, values)), results, key, trains)
@@ -162,7 +162,7 @@ def _run(
 
 
 def _parted(items: Iterable[Item]) -> Iterable[tuple[list[Item], list[str]]]:
-    """Operators up to one through whose outputs no gradient is to flow, and their names."""
+    """Split operators behind each operator that stops gradients; yields parts and names of stopped outputs."""
     part: list[Item] = []
     for item in items:
         part.append(item)

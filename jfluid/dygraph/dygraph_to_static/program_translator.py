@@ -45,7 +45,7 @@ class DygraphToStaticWarning(UserWarning):
 
 
 def original_of(function: Any) -> Any:
-    """Return the user's function, without what `declarative` put around it."""
+    """Return the user's function inside the wrapper of `declarative`."""
     if isinstance(function, types.MethodType):
         inner = getattr(function.__func__, runtime.ORIGINAL, None)
         return function if inner is None else types.MethodType(inner, function.__self__)
@@ -70,16 +70,16 @@ def convert_function_with_cache(dygraph_func: Callable[..., Any]) -> Callable[..
 
 @dataclass
 class ConcreteProgram:
-    """What a function became for one kind of arguments.
+    """Program of a function for arguments of a kind.
 
     Attributes:
         main_program, startup_program: the programs; the second initializes nothing.
-        inputs: the variables that stand for the tensors among the arguments.
-        outputs: the tensors that it returns.
-        result: what it returns, with an index into `outputs` for each tensor.
-        layer: runs it in dygraph mode; None where operators have to run one by one.
-        why: the reason for that.
-        bytes: of its Python objects, about.
+        inputs: variables of the tensors among the arguments.
+        outputs: tensors of the result.
+        result: the function's result, with an index into `outputs` for each tensor.
+        layer: runs the Program in dygraph mode; None if operators must run one by one.
+        why: reason for a missing layer.
+        bytes: approximate size of its Python objects.
     """
 
     main_program: CapturingProgram
@@ -95,7 +95,7 @@ class ConcreteProgram:
         return _BYTES * sum(len(block.ops) for block in self.main_program.blocks)
 
     def does_as(self, other: "ConcreteProgram") -> bool:
-        """Return whether another program does the same, for arguments of other sizes."""
+        """Return True if a program computes the same for arguments of different sizes."""
         ours, theirs = self.main_program, other.main_program
         return (
             [v.name for v in self.inputs] == [v.name for v in other.inputs]
@@ -106,7 +106,7 @@ class ConcreteProgram:
         )
 
     def add_layer(self) -> None:
-        """Make what runs it in dygraph mode, or say why there is none."""
+        """Create the layer that runs the Program in dygraph mode, or store the reason for none."""
         main = self.main_program
         try:
             self.layer = PartialProgramLayer(main, self.inputs, self.outputs, main.captured)
@@ -120,7 +120,7 @@ class _Output:
 
 
 class _Same:
-    """An object whose identity is part of a key. It is not kept alive, where it can be referred to weakly."""
+    """An object in a cache key, compared by identity and held by a weak reference if possible."""
 
     __slots__ = ("_find", "_number")
 
@@ -145,10 +145,10 @@ class _Same:
 
 
 class ProgramCache:
-    """The Programs that functions became, by function and kinds of arguments: those that were used last.
+    """LRU cache of Programs by function and kinds of arguments.
 
-    They go with the functions, layers and other objects that they were made for. A Program that has gone is
-    made again when it is called; gradients still flow through what it has computed.
+    An entry is dropped together with the function, layer or object in its key. A dropped Program is made again on the
+    next call. Gradients still flow through results of a dropped Program.
     """
 
     def __init__(self) -> None:
@@ -184,8 +184,9 @@ class ProgramCache:
         return found
 
     def _give_layer(self, program: ConcreteProgram) -> None:
-        """Give a program what runs it: that of one which differs in sizes alone, so that the steps of all sizes
-        are of one stream of shapes, or its own.
+        """Give a program its layer.
+
+        Programs that differ in sizes alone share a layer, so that steps of all sizes are one stream of shapes.
         """
         alike = next((p for p in reversed(self._programs.values()) if program.does_as(p)), None)
         if alike is None:
@@ -194,10 +195,11 @@ class ProgramCache:
             program.layer, program.why = alike.layer, alike.why
 
     def _kind(self, value: Any, same: list[_Same]) -> Any:
-        """What of an argument a program depends on.
+        """Return the part of an argument that a Program depends on.
 
         Args:
-            same: gets the objects whose identity is part of that.
+            value: the argument.
+            same: gets the objects that are compared by identity.
         """
 
         def kind(part: Any) -> Any:
@@ -219,7 +221,7 @@ class ProgramCache:
         return same[-1]
 
     def _note_gone(self, _: Any) -> None:
-        self._gone = True  # no more: it may run within what this cache does
+        self._gone = True  # only a flag: the cache may be in use
 
     def _drop_gone(self) -> None:
         if not self._gone:
@@ -325,18 +327,18 @@ class ProgramTranslator:
         return self._cache
 
     def get_output(self, dygraph_func: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        """Return what a function returns, computed by the Program that it becomes.
+        """Return the result of a function, computed by its Program.
 
         Args:
             dygraph_func: a function or method, declared or not.
-            args, kwargs: its arguments. NumPy arrays among them become tensors.
+            args, kwargs: arguments of the function. NumPy arrays become tensors.
 
-        Outside of dygraph mode it builds operators in the default program and returns their
-        variables. Where the Program cannot run as one operator (it prints, say), operators run one by
-        one, and a DygraphToStaticWarning says so.
+        Outside of dygraph mode the function appends operators to the default program and returns variables. If the
+        Program cannot run as one operator (with `print` of a tensor, for example), operators run one by one, and a
+        DygraphToStaticWarning says so.
 
-        Raises TypeError where it is no function, UnsupportedError where its source cannot be read,
-        and what the function raises.
+        Raises TypeError for a value that is no function, UnsupportedError for a function without source, and the
+        function's errors.
         """
         function = _checked(dygraph_func, "get_output")
         if not self.enable_declarative:
@@ -371,7 +373,7 @@ class ProgramTranslator:
     def get_func(self, dygraph_func: Callable[..., Any]) -> Callable[..., Any]:
         """Return a function that builds operators in the default program where `dygraph_func` computes.
 
-        Errors are those of `get_output`.
+        Errors are as for `get_output`.
         """
         function = _checked(dygraph_func, "get_func")
         return convert_function_with_cache(function) if self.enable_declarative else function
@@ -391,9 +393,9 @@ class ProgramTranslator:
         return found.main_program, found.startup_program, found.inputs, found.outputs
 
     def get_code(self, dygraph_func: Callable[..., Any]) -> str:
-        """Return the source of what a function is turned into.
+        """Return the source of the rewritten function.
 
-        `_jf` in it is `jfluid.dygraph.dygraph_to_static.runtime`. Errors are those of `get_output`.
+        `_jf` in the source is `jfluid.dygraph.dygraph_to_static.runtime`. Errors are as for `get_output`.
         """
         function = _checked(dygraph_func, "get_code")
         return source.code_text(getattr(function, "__func__", function))
@@ -431,7 +433,7 @@ def save_program(
     outputs: Sequence[Variable],
     parameters: dict[str, VarBase],
 ) -> None:
-    """Save a Program whose parameters are eager variables as an inference model."""
+    """Save a Program with eager variables as parameters as an inference model."""
     scope = Scope()
     for name, value in parameters.items():
         scope.var(name).get_tensor().set(value.numpy(), CPUPlace())

@@ -27,7 +27,7 @@ def rewrite(function: ast.FunctionDef) -> None:
     function.decorator_list = []
     function.body = [_Containers(function, outer).visit(s) for s in function.body]
     without_jumps(function)
-    for s in scopes.inside(function.body):  # they move to the top: branches become functions
+    for s in scopes.inside(function.body):  # moved to the top: branches become functions
         if isinstance(s, (ast.Global, ast.Nonlocal)):
             s.__class__ = ast.Pass  # type: ignore[assignment]
     lowering = _Rewriter(function, outer)
@@ -86,7 +86,7 @@ class _Containers(ast.NodeTransformer):
 
 
 class _Parts:
-    """What a condition or loop needs to know of the function around it."""
+    """Names in the function around a condition or loop."""
 
     def __init__(self, function: ast.FunctionDef, node: ast.If | ast.For | ast.While):
         bodies: list[ast.AST] = [*node.body, *node.orelse]
@@ -182,7 +182,7 @@ class _Rewriter(ast.NodeTransformer):
         return [_placed(s, node) for s in (*made, call, *self._else(node))]
 
     def _else(self, node: ast.For | ast.While) -> list[ast.stmt]:
-        """The `else` of a loop without `break`, which always runs."""
+        """Rewrite the `else` of a loop without `break`, which always runs."""
         return self.statements(node.orelse) if node.orelse else []
 
     def _number(self) -> int:
@@ -190,7 +190,7 @@ class _Rewriter(ast.NodeTransformer):
         return self._count
 
     def _function(self, name: str, body: list[ast.stmt], parts: _Parts, *parameters: str) -> ast.stmt:
-        """A function inside, which binds names of the function around it."""
+        """Return an inner function that binds names of the enclosing function."""
         start: list[ast.stmt] = [
             kind(names)
             for kind in (ast.Nonlocal, ast.Global)
@@ -202,7 +202,7 @@ class _Rewriter(ast.NodeTransformer):
         return made  # type: ignore[no-any-return]
 
     def _state(self, n: int, parts: _Parts) -> list[ast.stmt]:
-        """The statements that make `_state_n`."""
+        """Return the statements that create `_state_n`."""
         self.states |= set(parts.names)
         names = parts.names
         get = self._function(f"_get_{n}", [ast.Return(_tuple(names, ast.Load()))], parts)
@@ -314,5 +314,5 @@ def _lazy(value: ast.expr) -> ast.Lambda:
 
 
 def _placed(node: Any, like: ast.AST) -> Any:
-    """A new node, at the line of the one that it stands for."""
+    """Copy the line numbers of the replaced node to a new node."""
     return ast.fix_missing_locations(ast.copy_location(node, like))

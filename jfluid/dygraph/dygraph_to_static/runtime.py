@@ -1,4 +1,4 @@
-"""What rewritten functions call: `_jf` in their code."""
+"""Functions that rewritten code calls as `_jf`."""
 
 import functools
 import sys
@@ -53,15 +53,15 @@ __all__ = [
     "while_loop",
 ]
 
-# Functions of these packages take tensors as they are.
+# Packages with functions that accept tensors.
 _OURS = ("jfluid", "numpy", "jax", "jaxlib", *sys.stdlib_module_names)
-_REWRITTEN = ("jfluid.dygraph.container",)  # they call layers of the user's
-ORIGINAL = "__dygraph_function__"  # of a function that is turned into a Program: what it was
+_REWRITTEN = ("jfluid.dygraph.container",)  # modules that call layers of users
+ORIGINAL = "__dygraph_function__"  # attribute of a declared function: the user's function
 
 
 # Calls
 def call(function: Any) -> Any:
-    """Return what is called in a function's place: it rewritten, where it is the user's."""
+    """Return the function to call in place of `function`: a user's function is rewritten."""
     try:
         replaced = _BUILTINS.get(function)
     except TypeError:  # it cannot be hashed
@@ -88,7 +88,7 @@ def call(function: Any) -> Any:
 
 
 def _reads_value(function: Any) -> bool:
-    """True if a function is `numpy` of a tensor: the tensor itself then stands for its value."""
+    """Return True if a function is `numpy` of a tensor; the tensor then is the value."""
     return (
         isinstance(function, types.MethodType)
         and function.__name__ == "numpy"
@@ -98,7 +98,7 @@ def _reads_value(function: Any) -> bool:
 
 
 def rewritten(function: Any) -> Any:
-    """Return a function rewritten; itself where it is none of the user's, or has no source."""
+    """Return a rewritten function; a function without source, or of a library, stays as it is."""
     if not source.is_convertible(function) or not _is_users(function):
         return function
     try:

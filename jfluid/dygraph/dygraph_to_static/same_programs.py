@@ -1,4 +1,4 @@
-"""Whether Programs that a function became for arguments of different sizes do the same."""
+"""Comparison of the Programs of a function for arguments of different sizes."""
 
 from collections.abc import Mapping
 from typing import Any

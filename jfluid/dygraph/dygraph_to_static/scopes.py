@@ -3,13 +3,13 @@
 import ast
 from collections.abc import Iterable, Iterator
 
-# What has names of its own, which are none of the function around it.
+# Nodes with a separate scope.
 _SCOPES = (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda, ast.ClassDef)
 _COMPREHENSIONS = (ast.ListComp, ast.SetComp, ast.DictComp, ast.GeneratorExp)
 
 
 def inside(nodes: ast.AST | Iterable[ast.AST]) -> Iterator[ast.AST]:
-    """Yield the nodes and all in them, except what belongs to functions and classes inside."""
+    """Yield nodes and their descendants, without the bodies of inner functions and classes."""
     for node in [nodes] if isinstance(nodes, ast.AST) else nodes:
         yield node
         if not isinstance(node, _SCOPES):
@@ -17,7 +17,7 @@ def inside(nodes: ast.AST | Iterable[ast.AST]) -> Iterator[ast.AST]:
 
 
 def bound(nodes: ast.AST | Iterable[ast.AST]) -> set[str]:
-    """Return the names that statements bind in the function that they stand in."""
+    """Return the names that statements bind in the enclosing function."""
     found: set[str] = set()
     for node in [nodes] if isinstance(nodes, ast.AST) else nodes:
         if isinstance(node, ast.Name) and isinstance(node.ctx, (ast.Store, ast.Del)):
@@ -41,7 +41,7 @@ def read(nodes: ast.AST | Iterable[ast.AST]) -> set[str]:
 
 
 def reads_outside(function: ast.FunctionDef, part: ast.AST) -> set[str]:
-    """Return the names that a function reads outside of one of its statements."""
+    """Return the names that a function reads outside of a given statement."""
     found: set[str] = set()
 
     def visit(node: ast.AST) -> None:
@@ -60,7 +60,7 @@ def reads_outside(function: ast.FunctionDef, part: ast.AST) -> set[str]:
 
 
 def in_loop(function: ast.FunctionDef, part: ast.AST) -> bool:
-    """Return whether one of a function's statements is in a loop."""
+    """Return True if a statement of a function is in a loop."""
     return any(
         part in ast.walk(s)
         for n in inside(function.body)
@@ -70,7 +70,7 @@ def in_loop(function: ast.FunctionDef, part: ast.AST) -> bool:
 
 
 def has(nodes: ast.AST | Iterable[ast.AST], *kinds: type[ast.AST]) -> bool:
-    """Return whether there is a node of one of the kinds, in no function inside."""
+    """Return True if nodes contain a node of given kinds, outside of inner functions."""
     return any(isinstance(n, kinds) for n in inside(nodes))
 
 

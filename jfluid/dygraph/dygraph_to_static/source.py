@@ -39,7 +39,7 @@ def converted(function: types.FunctionType, runtime: types.ModuleType) -> types.
 
 
 def code_text(function: types.FunctionType) -> str:
-    """Return the source of what `converted` makes."""
+    """Return the source that `converted` compiles."""
     return ast.unparse(_rewritten(function)) + "\n"
 
 
@@ -62,7 +62,7 @@ def _code_of(code: types.CodeType, function: types.FunctionType) -> types.CodeTy
 def _compiled(function: types.FunctionType) -> types.CodeType:
     code = function.__code__
     node = _rewritten(function)
-    # Within a class of its name, so that `__private` names and `super()` mean what they meant.
+    # Within a class of its name, so that `__private` names and `super()` keep their meaning.
     *_, around, _ = ["<locals>", *function.__qualname__.split(".")]
     inner: ast.stmt = node
     if around != "<locals>":
@@ -90,7 +90,7 @@ def _codes_in(code: types.CodeType) -> Iterator[types.CodeType]:
 
 
 def _definition(function: types.FunctionType) -> ast.FunctionDef:
-    """A new syntax tree of a function's definition."""
+    """Parse the definition of a function anew."""
     code = function.__code__
     linecache.checkcache(code.co_filename)
     lines = linecache.getlines(code.co_filename, function.__globals__)
@@ -111,8 +111,9 @@ def _definition(function: types.FunctionType) -> ast.FunctionDef:
 
 
 def _tree(lines: list[str], first: int) -> ast.Module:
-    """The syntax tree of a file; where not all of it is Python, as in a page with examples, of the
-    function at line `first`.
+    """Return the syntax tree of a file.
+
+    If a file is not all Python, like a page with examples, return the tree of the function at line `first`.
     """
     try:
         return ast.parse("".join(lines))
@@ -124,7 +125,7 @@ def _tree(lines: list[str], first: int) -> ast.Module:
 
 
 def is_convertible(function: Any) -> bool:
-    """Return whether it is a function whose syntax could be rewritten."""
+    """Return True for a Python function that can be rewritten."""
     return (
         isinstance(function, types.FunctionType)
         and not inspect.isgeneratorfunction(function)

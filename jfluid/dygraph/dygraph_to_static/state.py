@@ -16,10 +16,10 @@ class State:
     """The local variables that a branch or a loop may change.
 
     Attributes:
-        names: of them.
-        get, set: read and write them all, as a tuple.
-        read: those that are read elsewhere in the function.
-        lists: those that are appended to.
+        names: names of the variables.
+        get, set: read and write all variables, as a tuple.
+        read: variables that the function reads elsewhere.
+        lists: variables that are lists with an `append`.
     """
 
     names: tuple[str, ...]

@@ -82,7 +82,7 @@ def same_structure(a: Any, b: Any) -> bool:
 
 
 def mapped(function: Callable[..., Any], *values: Any) -> Any:
-    """Return a new structure whose leaves are `function` of the leaves of structures that are alike."""
+    """Apply a function to the leaves of equal structures, and return the new structure."""
     first = values[0]
     if not is_container(first):
         return function(*values)

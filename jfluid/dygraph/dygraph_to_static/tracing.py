@@ -16,7 +16,7 @@ class Recording:
         inputs: the variables that the program is fed.
 
     Attributes:
-        parameters: by name, the eager variables that the operators read and none of them gave.
+        parameters: eager variables that operators read and no operator computed, by name.
     """
 
     def __init__(self, inputs: Sequence[VarBase]):
@@ -97,7 +97,7 @@ class Recording:
         return self._name(v, name)
 
     def program(self, outputs: Sequence[VarBase]) -> tuple[Program, list[str]]:
-        """Return the Program, and the names of its outputs in it."""
+        """Return the Program and its output names."""
         names = [self._read(v) for v in outputs]
         self._program.verify("TracedLayer.trace")
         return self._program, names

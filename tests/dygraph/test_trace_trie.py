@@ -5,15 +5,15 @@ import pytest
 
 import jfluid as fluid
 from jfluid import errors, layers
-from jfluid.dygraph import pending as pending_module
+from jfluid.dygraph import lazy_graph
 from jfluid.dygraph.base import guard, no_grad, to_variable
-from jfluid.dygraph.points import Point
+from jfluid.dygraph.trace_trie import TraceNode
 
 X = np.arange(6, dtype="float32").reshape(2, 3)
 
 
 def waiting():
-    return fluid.default_main_program().tracer.pending
+    return fluid.default_main_program().tracer.graph
 
 
 def variable(array=X):
@@ -27,27 +27,27 @@ def test_the_same_calls_lead_to_the_same_point():
         found = []
         for scale in (2.0, 2.0, 3.0):
             layers.tanh(layers.scale(variable(), scale))
-            found.append(waiting().point)
+            found.append(waiting().node)
             waiting().run()
         assert found[0] is found[1] and found[1] != found[2]
         assert [record.call.definition.type for record in found[0].records()] == ["scale", "tanh"]
 
 
-def test_points_are_bounded_and_those_made_anew_are_equal(monkeypatch):
-    monkeypatch.setattr(pending_module, "_MOST_POINTS", 8)
-    monkeypatch.setattr(pending_module, "_pending", {})
+def test_nodes_are_bounded_and_those_made_anew_are_equal(monkeypatch):
+    monkeypatch.setattr(lazy_graph, "_MOST_NODES", 8)
+    monkeypatch.setattr(lazy_graph, "_graphs", {})
     with guard():
-        program, points, compiled = waiting(), [], []
+        program, nodes, compiled = waiting(), [], []
         for i in range(20):
             np.testing.assert_array_equal(layers.scale(variable(), 1.0 + i).numpy(), X * (1 + i))
             y = layers.relu(layers.scale(variable(), 0.5))
-            points.append(program.point)
+            nodes.append(program.node)
             np.testing.assert_array_equal(y.numpy(), X / 2)
             compiled.append(program.compiled)
-            assert program._points <= 8 + 2
-        assert len({id(point) for point in points}) > 2 and len(set(points)) == 1
+            assert program._trie_size <= 8 + 2
+        assert len({id(node) for node in nodes}) > 2 and len(set(nodes)) == 1
         assert compiled[-1] == 21  # that which repeats was compiled once
-        assert sum(len(point.after) for point in points[:1]) == 0
+        assert sum(len(node.children) for node in nodes[:1]) == 0
 
 
 def test_where_gradients_flow_is_part_of_a_point():
@@ -87,12 +87,12 @@ def test_a_call_that_fails_leaves_no_inputs_behind():
         for _ in range(2):
             x = variable()
             y = layers.scale(x, 2.0)
-            point, leaves = waiting().point, len(waiting().leaves)
+            node, leaves = waiting().node, len(waiting().leaves)
             with pytest.raises(errors.JFluidError):
                 layers.elementwise_add(y, variable(np.ones((5, 7), "float32")))
             with pytest.raises(errors.ProgramError, match="has no value"):
                 layers.elementwise_add(variable(), fluid.dygraph.varbase.VarBase())
-            assert waiting().point is point and len(waiting().leaves) == leaves
+            assert waiting().node is node and len(waiting().leaves) == leaves
             layers.reduce_sum(y * variable(X + 1)).backward()
             np.testing.assert_allclose(x.gradient(), 2 * (X + 1))
 
@@ -133,10 +133,10 @@ def test_an_update_in_place_is_told_from_one_that_is_not():
 
 
 def test_a_point_forgets_what_follows_without_recursion():
-    first = point = Point()
+    first = node = TraceNode()
     for _ in range(5000):
-        following = Point()
-        point.after["next"] = following
-        point = following
+        following = TraceNode()
+        node.children["next"] = following
+        node = following
     first.forget()
-    assert first.after == {}
+    assert first.children == {}

@@ -1,9 +1,9 @@
-"""What was recorded, compiled: one call of XLA."""
+"""Recorded operators, compiled as one XLA executable."""
 
 import weakref
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import numpy as np
@@ -11,14 +11,13 @@ import numpy as np
 from jfluid.compile import trace
 from jfluid.compile.numpy_steps.beside import device_of_interpreter
 from jfluid.compile.plan import Item
-from jfluid.compile.rewrites import matmul_epilogues
 from jfluid.compile.rewrites.traced_value import Order
 from jfluid.compile.runtime import executable_cache, filter_layouts, memory
 from jfluid.compile.runtime.executables import Executables
 from jfluid.compile.runtime.options import options
-from jfluid.dygraph import donation, messages
+from jfluid.dygraph import donation
 from jfluid.dygraph.calls import Call
-from jfluid.dygraph.values import Aval, in_order
+from jfluid.dygraph.lazy_values import Aval, in_order
 from jfluid.ir.operator import Operator
 from jfluid.ir.variable import EMPTY_NAME
 
@@ -26,20 +25,18 @@ from jfluid.ir.variable import EMPTY_NAME
 NONE = 1 << 40
 # Of an array: its shape and dtype, and the order its dimensions are held in; None for the variable's.
 Kind = tuple[Aval, Order | None]
-_SMALL_STATE = 32 << 20  # bytes
 _BYTES = 10 << 10  # of Python objects for each record
 Seeds = tuple[np.ndarray, ...]  # of the random numbers of all calls: one array, or none
 
 
 @dataclass(slots=True)
 class Record:
-    """One call that is pending.
+    """A recorded operator.
 
     Attributes:
-        inputs: for each value of the call its source (see `NONE`).
-        outputs: for each output slot the number of its output among those of all calls, None, or a
-            list of these.
-        draw: the place of its random numbers among those of all calls; -1 for none.
+        inputs: source of each value of the call (see `NONE`).
+        outputs: by output slot the number of the output among all outputs of the trace, None, or a list of these.
+        draw: place of the operator's random numbers among all random numbers of the trace; -1 for none.
     """
 
     call: Call
@@ -53,54 +50,39 @@ class Record:
             yield from (n for n in (out if type(out) is list else (out,)) if n is not None)
 
 
-class Made(NamedTuple):
-    """What a run of a step gives.
-
-    Attributes:
-        results: arrays, which may not be there yet.
-        message: that has the loss before.
-    """
-
-    results: list[Any]
-    message: messages.Message | None
-
-
 class _Noted:
-    """What tracing a step finds out beside its executable (see `executable_cache.Beside`)."""
+    """Facts from tracing that are saved with an executable (see `executable_cache.Beside`)."""
 
-    def __init__(self, step: "weakref.ref[Step]"):
+    def __init__(self, step: "weakref.ref[CompiledTrace]"):
         self._step = step
 
     def noted(self) -> Any:
-        """Return whether the step is waited for."""
+        """Return True if the results of the trace are waited for."""
         step = self._step()
         return step is not None and step.is_large
 
     def learn(self, noted: Any) -> None:
-        """Take what another process has noted."""
+        """Set the facts that an earlier process saved."""
         step = self._step()
         if step is not None:
             step.is_large = step.is_large or noted
 
 
-class Step:
-    """Records, compiled whole.
+class CompiledTrace:
+    """Executable of a list of records.
 
     Args:
-        records: the calls.
-        leaves: kinds of its inputs.
-        donated: the places of those that it may overwrite.
-        results: numbers and kinds of its results.
-        device: runs it.
+        records: recorded operators.
+        leaves: kinds of the inputs.
+        donated: places of inputs that results may overwrite.
+        results: number and kind of each result.
+        device: device of the executable.
 
     Attributes:
         leaves: as given.
-        is_large: whether its results are waited for.
-        overwrites_nothing: whether its inputs are there afterwards. Where they are small this costs little, and
-            the step may begin before it is known whether it is wanted (see `ahead`).
-        bytes: of its Python objects and its records, about.
-        sent: the place of the loss that a message has; None for none.
-        orders: of those results whose dimensions are in another order than their variables', by place.
+        is_large: True if a run waits for its results.
+        bytes: approximate size of the Python objects and the records.
+        orders: layout of each result that is not in the variable's layout, by place.
     """
 
     def __init__(
@@ -120,23 +102,14 @@ class Step:
         self._held: dict[str, Order] = held
         self.orders = [(at, held[f"v{i}"]) for at, i in enumerate(self._live) if f"v{i}" in held]
         made = [(f"v{i}", (aval.number, held.get(f"v{i}"))) for i, aval in results.items()]
-        sparse = any(op.attrs.get("is_sparse") for _, op, _ in self._items)
-        if not overwrites(sum(leaves[i][0].bytes for i in donated), sparse):
-            donated = ()
-        self.overwrites_nothing = not donated
         given = [(f"l{i}", (leaves[i][0].number, leaves[i][1])) for i in donated]
         given = donation.usable(given, made)
         self._donated = [int(name[1:]) for name, _ in given]
         self._kept = [i for i in range(len(leaves)) if i not in set(self._donated)]
-        self._order = donation.beside(given, made, replaced)
+        self._order = donation.match_outputs(given, made, replaced)
         self._back = sorted(range(len(made)), key=self._order.__getitem__)
-        named = {f"v{i}": aval for i, aval in results.items()}
-        self._sender = messages.sender(self._items, named, device)
-        self.sent = None
-        if self._sender is not None:
-            self.sent = list(named).index(self._items[self._sender][1].inputs["X"][0])
         self.is_large = False  # whether it is waited for (see `memory.LARGE`); known from tracing
-        own = weakref.ref(self)  # it goes at once when nobody needs it
+        own = weakref.ref(self)  # no reference cycle: garbage is freed at once
 
         def fresh() -> Any:
             def step(*arguments: Any) -> list[Any]:
@@ -149,69 +122,56 @@ class Step:
         self._function = Executables(fresh, self._entry(), device_of_interpreter(device))
 
     def _entry(self) -> executable_cache.Entry | None:
-        """Return where the step's executable is kept on disk; None where it is not."""
+        """Return the entry of the executable on disk, or None if it is not saved."""
         identity = (
             "step",
             outline(self._items, self._drawing, self._constants),
-            (self._donated, self._kept, self._live, self._order, self.overwrites_nothing),
+            (self._donated, self._kept, self._live, self._order),
             sorted(self._held.items()),
-            self._sender,
         )
         return executable_cache.entry_of_items(
             self._items, identity, self._device, options(self._device), _Noted(weakref.ref(self))
         )
 
-    def run(self, arrays: Sequence[Any], seeds: Seeds) -> Made:
-        """Return the results; does not wait for them."""
+    def run(self, arrays: Sequence[Any], seeds: Seeds) -> list[Any]:
+        """Start the executable, and return the results without waiting."""
         given, kept = [arrays[i] for i in self._donated], [arrays[i] for i in self._kept]
-        message = None if self._sender is None else messages.expected()
-        made = self._function(given, kept, seeds, message and message.to)
+        made = self._function(given, kept, seeds)
         if self.is_large:
             jax.block_until_ready(made)
-        return Made([made[i] for i in self._back], message)
+        return [made[i] for i in self._back]
 
-    def _trace(self, given: list[Any], kept: list[Any], seeds: Seeds, to: Any) -> list[Any]:
+    def _trace(self, given: list[Any], kept: list[Any], seeds: Seeds) -> list[Any]:
         env = {f"l{i}": v for i, v in zip([*self._donated, *self._kept], [*given, *kept])}
         env.update(self._constants)
         keys = {at: key_of(seeds[0][place]) for at, place in self._drawing}
         on_gpus = False if self._device.platform == "cpu" else None
-        items = self._items
-        if self._sender is not None:
-            items = messages.sending(items, self._sender, to)
         wanted = [f"v{i}" for i in self._live]
-        with matmul_epilogues.overwriting(not self.overwrites_nothing):
-            found = trace.lower(items, env, keys=keys, on_gpus=on_gpus, held=self._held, wanted=wanted)
+        found = trace.lower(self._items, env, keys=keys, on_gpus=on_gpus, held=self._held, wanted=wanted)
         self.is_large = self.is_large or memory.is_large(found.values())
         return [found[f"v{self._live[i]}"] for i in self._order]
 
 
 def outline(items: Sequence[Item], drawing: Sequence[tuple[int, int]], constants: Mapping[str, Any]) -> list[Any]:
-    """Return what tells operators from others of the same names and attributes, in all processes.
+    """Return the part of the disk cache key that names and attributes do not determine.
 
     Args:
-        items, drawing, constants: as `program` returns them.
+        items, drawing, constants: as `program` returns these.
     """
     known = [(n, str(v.dtype), v.shape, v.tobytes()) for n, v in sorted(constants.items())]
     shared = [getattr(d.fn, "shared", None) for _, _, d in items]
     return [list(drawing), known, shared]
 
 
-def overwrites(size: int, sparse: bool) -> bool:
-    """Whether a step may write over its inputs.
-
-    Args:
-        size: of the inputs, in bytes.
-        sparse: whether it works on sparse rows: a table of which few rows change would be copied.
-    """
-    return size > _SMALL_STATE or sparse
-
-
 def hold_filters(records: Sequence[Record], arrays: list[Any], kinds: list[Kind], device: jax.Device) -> bool:
-    """Turn the filters that records train, and what their optimizer keeps of them, into the order that
-    convolutions want; return whether any was in another one.
+    """Transpose trained filters and their optimizer state to the kernels' layout.
+
+    Returns True if an array changed.
 
     Args:
-        arrays, kinds: of the leaves, which are changed.
+        records: recorded operators of the step.
+        arrays, kinds: arrays and kinds of the leaves, changed in place.
+        device: device of the step.
     """
     shapes = {f"l{i}": aval.shape for i, (aval, _) in enumerate(kinds)}
     ops = [op for _, op, _ in program(records)[0]]
@@ -229,8 +189,9 @@ def hold_filters(records: Sequence[Record], arrays: list[Any], kinds: list[Kind]
 
 
 def jitted(function: Any, device: jax.Device, **wishes: Any) -> Any:
-    """Compile for a device, wherever JAX takes the arguments to lie: else it would compile once for
-    first values, which lie nowhere in particular, and again for those that a step gave.
+    """Compile a function for a device, wherever JAX assumes that the arguments lie.
+
+    Without the shardings JAX compiles a step twice: for uncommitted first values, and for results of a step.
     """
     there = jax.sharding.SingleDeviceSharding(device)
     return jax.jit(
@@ -243,8 +204,9 @@ def jitted(function: Any, device: jax.Device, **wishes: Any) -> Any:
 
 
 def seeds_of(draws: Sequence[tuple[int, int]]) -> Seeds:
-    """Return an array of what `key_of` takes for each (seed, number), if there is any: to hand over an
-    empty one takes longer than one of numbers.
+    """Return an array with a row for `key_of` for each (seed, number), or an empty tuple.
+
+    An empty tuple is a faster argument of a jitted function than an empty array.
     """
     if not draws:
         return ()
@@ -259,7 +221,7 @@ def key_of(seed: Any) -> Any:
 def program(
     records: Sequence[Record],
 ) -> tuple[list[Item], list[tuple[int, int]], dict[str, Any]]:
-    """Return the operators of records, those that draw with the place of their key, and known numbers by name."""
+    """Return operators, places of random operators with their keys, and known numbers by name."""
     items: list[Item] = []
     drawing: list[tuple[int, int]] = []
     constants: dict[str, Any] = {}
@@ -296,10 +258,10 @@ def program(
 
 
 class _Shared:
-    """The function of an operator that asks whether its input and output are one variable.
+    """Function of an operator that depends on in-place use.
 
     Attributes:
-        shared: whether they are.
+        shared: True if input and output are the same variable.
     """
 
     def __init__(self, function: Any, shared: bool):

@@ -1,4 +1,4 @@
-"""What the layers of `nn` share: an operator, a bias, an activation."""
+"""Shared code of the layers of `nn`: operator, bias, activation."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -22,12 +22,15 @@ def computed(
     axis: int = 1,
     act: str | None = None,
 ) -> Variable:
-    """Return act(operator(inputs) + bias), without what is None.
+    """Return act(operator(inputs) + bias); None leaves out bias or activation.
 
     Args:
         layer: gives the variables their names.
+        op_type: type of the operator.
+        inputs, attrs: inputs and attributes of the operator.
         out: the output slot.
-        axis: the dimension that the bias stands along.
+        bias: bias variable.
+        axis: dimension of the bias.
         act: the name of an activation.
 
     Raises TypeError for an activation that is no name.
@@ -48,7 +51,7 @@ def computed(
 
 
 def with_activation(layer: Layer, x: Variable, act: str | None) -> Variable:
-    """Return the activation of x that `act` names; x itself where it is None."""
+    """Return the activation of x, or x itself if `act` is None."""
     if act is None:
         return x
     if not isinstance(act, str):

@@ -1,15 +1,12 @@
-"""Operators that were called and have not run yet.
+"""Lazy graph: operators that were called and have not run yet.
 
-A call in dygraph mode only records its operator: shapes are known, numbers are not. When a number
-is asked for, or a step of an optimizer ends, all that is pending runs. The record (operators,
-attributes, which output is whose input, shapes: see `points`; which results anybody still holds) is the key of a
-compiled function: a loop whose body repeats finds it again, so that its step is one call of XLA, as
-in a static program, or two where the script waits for the loss of each step. Nothing has to be
-guarded: a step that differs is another key.
+A call in dygraph mode records its operator. Shapes are known, numbers are not. The graph runs if a number is needed, or
+at the end of an optimizer's step. The cache key of the compiled function is the graph's node in the trace trie, and
+the results that Python still references. A loop with equal steps finds its function again, so that a step is one call
+of XLA, as in a static program. Guards are not needed: a different step has a different key.
 
-A record that was not seen before is compiled whole, too. Where nearly every one is new (attributes
-or shapes that change all the time), operators are compiled and run one by one instead, until
-records repeat again.
+A new graph is compiled as a whole. If nearly all graphs are new (attributes or shapes that change in each step),
+operators are compiled and run one by one, until graphs repeat again.
 """
 
 import functools
@@ -28,174 +25,171 @@ from jfluid.compile.runtime.executable_cache import entry_of_items
 from jfluid.compile.runtime.executables import Executables, most_bytes
 from jfluid.compile.runtime.lru_cache import LruCache
 from jfluid.compile.runtime.options import options
-from jfluid.dygraph import calls, donation, released
-from jfluid.dygraph.ahead import Ahead
+from jfluid.dygraph import calls, donation, released_ops
 from jfluid.dygraph.calls import Call
-from jfluid.dygraph.points import Point, assigned, flat, numbered
-from jfluid.dygraph.shape_streams import EagerStreams
-from jfluid.dygraph.step import (
+from jfluid.dygraph.compiled_trace import (
     NONE,
+    CompiledTrace,
     Kind,
     Record,
     Seeds,
-    Step,
     hold_filters,
     jitted,
     key_of,
-    overwrites,
     seeds_of,
 )
+from jfluid.dygraph.lazy_values import Aval, LazyValue, constant, in_order
+from jfluid.dygraph.shape_streams import EagerStreams
 from jfluid.dygraph.tape import Edge, GradNode
-from jfluid.dygraph.values import Aval, Value, constant, in_order
+from jfluid.dygraph.trace_trie import TraceNode, assigned, flat, numbered
 from jfluid.host import collector
 
 logger = logging.getLogger(__name__)
 
-MOST_PENDING = 20_000  # operators; then they run, though nobody asks
-_MOST_POINTS = 32_768  # and what else is found by them, of 3 KB each
-_MANY = 32  # operators, from which on their objects would have those of the whole program looked through
-_MOST_NEW = 12  # of the last 16 records, for which operators are compiled one by one
-_SMALL = 24  # operators; a record as short as this is compiled whole in any case
+MOST_RECORDED = 20_000  # operators, after which the graph runs unasked
+_MOST_NODES = 32_768  # and replays, of 3 KB each
+_MANY = 32  # operators, after which Python's garbage collector would scan the whole heap
+_MOST_NEW = 12  # of the last 16 graphs, at which operators are compiled one by one
+_SMALL = 24  # operators; a graph of this size is compiled as a whole in any case
 
 
 _BEFORE = "before"
-_pending: dict[jax.Device, "Pending"] = {}
+_graphs: dict[jax.Device, "LazyGraph"] = {}
 
 
-def pending_on(device: jax.Device) -> "Pending":
-    """Return what is pending on a device."""
-    found = _pending.get(device)
+def graph_on(device: jax.Device) -> "LazyGraph":
+    """Return the lazy graph of a device."""
+    found = _graphs.get(device)
     if found is None:
-        found = _pending[device] = Pending(device)
+        found = _graphs[device] = LazyGraph(device)
     return found
 
 
-def array_of(value: Value) -> Any:
-    """Return the array of a value, after all that is pending has run if it has none."""
+def array_of(value: LazyValue) -> Any:
+    """Return the array of a value; runs the lazy graphs if the value has no array yet."""
     if value.array is None:
-        for pending in _pending.values():
-            pending.run()
+        for graph in _graphs.values():
+            graph.run()
     if value.array is None:
         raise errors.OpError("the operator that gives this value has failed before")
     return in_order(value.array, value.order)
 
 
-class Pending:
-    """What is pending on one device.
+class LazyGraph:
+    """Recorded operators of one device, and the caches of compiled functions.
 
     Args:
-        device: runs the operators.
+        device: device of the operators.
     """
 
     def __init__(self, device: jax.Device):
         kept_files.use()
         self.device = device
-        self.compiled = 0  # functions for whole records
-        self._whole = LruCache[Step](256, lambda step: step.bytes, most_bytes)
+        self.compiled = 0  # number of compiled steps
+        self._whole = LruCache[CompiledTrace](256, lambda step: step.bytes, most_bytes)
         self._single = LruCache[Executables](8192)
-        self.walks = LruCache[Any](32)  # backward passes by where they begin
-        self._seen = LruCache[bool](4096)  # by hashes: the records themselves may be large
-        self._recent: list[bool] = []  # whether the latest records were new
+        self._seen = LruCache[bool](4096)  # by hash: keys may be large
+        self._recent: list[bool] = []  # True for each of the latest graphs that was new
         self._one_by_one = False
-        self._ahead = Ahead()
         self._streams = EagerStreams(device)
-        self._collects = 0  # how often objects were collected before those of the records were made
-        self._none, self._points = Point(), 0  # nothing is pending; how many points follow
-        self._released = released.changes()
+        self._collects = 0  # threshold of the garbage collector before the records were made
+        self._root, self._trie_size = TraceNode(), 0  # the empty graph; number of nodes
+        self._released = released_ops.changes()
         self._begin()
 
-    def _forget_points(self) -> None:
-        self._none.forget()
-        self._none, self._points = Point(), 0
-        self.walks.clear()  # by numbers of points
+    def _forget_trie(self) -> None:
+        self._root.forget()
+        self._root, self._trie_size = TraceNode(), 0
 
     def _forget_released(self) -> None:
-        """Forget what is kept of operators that were released, when nothing is pending."""
-        self._released = released.changes()
+        """Remove released operators from all caches; the graph must be empty."""
+        self._released = released_ops.changes()
         calls.forget_released()
-        self._forget_points()
-        self._ahead = Ahead()
+        self._forget_trie()
         whole: list[Any] = list(self._whole)
         for key in whole:
             if _has_released(key[0].records()):
                 del self._whole[key]
         single: list[Any] = list(self._single)
         for key in single:
-            if released.is_released(key[0].definition):
+            if released_ops.is_released(key[0].definition):
                 del self._single[key]
         self._streams.forget_released()
-        released.forget_ended()
+        released_ops.forget_ended()
         self._begin()
 
     def _begin(self) -> None:
-        if self._points > _MOST_POINTS:
-            self._forget_points()
-        self.point = self._none  # the operators
-        self.leaves: list[Value] = []  # their inputs
-        self.outs: list[ref[Value]] = []  # outputs that somebody may hold
+        if self._trie_size > _MOST_NODES:
+            self._forget_trie()
+        self.node = self._root  # last recorded operator
+        self.leaves: list[LazyValue] = []  # inputs of the operators
+        self.outs: list[ref[LazyValue]] = []  # outputs that Python may reference
         self.draws: list[tuple[int, int]] = []  # (seed, number) of each random operator
-        self.nodes: list[ref[GradNode]] = []  # of operators that gradients flow through
-        self.variables: list[Any] = []  # VarBases that gradients flow to and no operator gave
-        self.places: dict[int, int] = {}  # theirs, by id
-        self.initializes = False  # whether all of it gives first values
-        self.ends = False  # whether a step of training has ended, which runs before the next begins
+        self.grad_nodes: list[ref[GradNode]] = []  # nodes of operators with gradients
+        self.variables: list[Any] = []  # VarBases without an operator that gradients flow to
+        self.places: dict[int, int] = {}  # places of these variables, by id
+        self.initializes = False  # True if all operators compute first values
+        self.step_ended = False  # True after an optimizer's step: the graph runs before the next operator
 
     @property
     def records(self) -> list[Record]:
-        """The calls that are pending."""
-        return self.point.records()
+        """The recorded operators."""
+        return self.node.records()
 
-    def after(
+    def child(
         self,
         call: Call,
         outputs: Sequence[Any],
-        inputs: Sequence[Value | None],
+        inputs: Sequence[LazyValue | None],
         edges: Sequence[Any] | None,
-    ) -> Point:
-        """Return the point that a call leads to.
+    ) -> TraceNode:
+        """Return the trie node of a call behind the current node.
 
         Args:
-            outputs: what `Call.outputs` says of such inputs.
-            inputs: as they are given.
-            edges: as of a GradNode; None where no gradient is recorded.
+            call: the call.
+            outputs: result of `Call.outputs` for these inputs.
+            inputs: values of the inputs, in the order of the call.
+            edges: edges as of a GradNode, or None if no gradient is recorded.
         """
-        before, leaves = self.point, len(self.leaves)
+        before, leaves = self.node, len(self.leaves)
         made, slots = flat(call, outputs)
-        assigned(call, slots)  # before anything is changed: it may raise
+        assigned(call, slots)  # raises before any change
         sources = [NONE if v is None else self._source(v) for v in inputs]
         sources = [NONE if at < 0 else sources[at] for at in call.order]
         kinds = tuple([v.aval for v in self.leaves[leaves:]])
         known = tuple([v.known for v in self.leaves[leaves:]])
         goes = None if edges is None else tuple([self.flow(edge) for edge in edges])
         key = (call, tuple(sources), kinds, known, goes)
-        found = before.after.get(key)
+        found = before.children.get(key)
         if found is None:
             draw = before.draws if call.draws_numbers else -1
             record = Record(call, tuple(sources), numbered(outputs, before.outputs), draw)
             flows = edges is not None and call.flows(edges)
-            found = before.after[key] = Point(before, record, kinds, made, slots, flows)
-            self._points += 1
+            found = before.children[key] = TraceNode(before, record, kinds, made, slots, flows)
+            self._trie_size += 1
         return found
 
-    def keep_together(self, before: Point, key: Any, what: Any) -> None:
-        """Keep what several calls after a point lead to at once (see `Point.together`)."""
-        before.together[key] = what
-        self._points += 1
+    def keep_replay(self, node: TraceNode, key: Any, replay: Any) -> None:
+        """Keep a replay that begins at a node (see `replays`)."""
+        if key not in node.replays:
+            self._trie_size += 1
+        node.replays[key] = replay
 
     def flow(self, edge: Any) -> Any:
-        """Return how what is pending names where a gradient goes: an output by its number, from 0, a
-        variable that no operator gave by -1 and less, an output of what has run by a word; None where no
-        gradient is wanted.
+        """Return a name of a gradient's destination, for cache keys.
+
+        An output of the graph is named by its number, from 0. A variable without an operator is named by -1 and less.
+        Outputs of earlier graphs share one word. None stands for no gradient.
 
         Args:
-            edge: as of a GradNode.
+            edge: edge as of a GradNode.
         """
         if edge is None:
             return None
         if type(edge) is Edge:
             if edge.node is not None:
                 here = edge.node.owner is self.leaves
-                return edge.node.point.first + edge.index if here else _BEFORE
+                return edge.node.trace_node.first_output + edge.index if here else _BEFORE
             edge = edge.leaf
         found = self.places.get(id(edge))
         if found is None:
@@ -208,21 +202,23 @@ class Pending:
         variables: Iterable[Any],
         records: bool,
         key: list[Any],
-        values: list[Value | None],
+        values: list[LazyValue | None],
         edges: list[Any],
     ) -> bool:
-        """Name what variables hold as inputs of the next call; return whether all have a value here.
+        """Name the values of variables as inputs of the next call.
+
+        Returns False if a variable has no value on this device.
 
         Args:
-            variables: VarBases, or None for one that is missing.
-            records: whether gradients are recorded.
-            key: gets what tells them from others, as far as results depend on it.
-            values, edges: get what each holds, and where its gradient goes, as of a GradNode.
+            variables: VarBases, or None for a missing variable.
+            records: True if gradients are recorded.
+            key: gets the names and kinds that results depend on.
+            values, edges: get each variable's value and the edge of its gradient, as of a GradNode.
         """
         # One pass: a step of XLA evicts this from the core's caches, so that every function call counts.
         leaves, places = self.leaves, self.places
         for v in variables:
-            value: Value | None = None
+            value: LazyValue | None = None
             edge: Any = None
             if v is None:
                 key.append(None)
@@ -231,7 +227,7 @@ class Pending:
                 if value is not None and value.owner is leaves:
                     key.append(value.source)
                 elif value is None or value.array is None:
-                    return False  # it has none, or is pending on another device
+                    return False  # no value, or in the graph of a different device
                 else:
                     value.owner, value.source = leaves, -1 - len(leaves)
                     leaves.append(value)
@@ -244,30 +240,31 @@ class Pending:
                         flow = places.get(id(v))
                         key.append(self.flow(v) if flow is None else flow)
                     elif (node := edge.node) is not None and node.owner is leaves:
-                        key.append(node.point.first + edge.index)
+                        key.append(node.trace_node.first_output + edge.index)
                     else:
                         key.append(self.flow(edge))
             values.append(value)
             edges.append(edge)
         return True
 
-    def go(self, point: Point, draw: tuple[int, int] | None) -> list[Value | None]:
-        """Record the call that leads to a point; returns its outputs, for all slots one after the other.
+    def advance(self, trace_node: TraceNode, draw: tuple[int, int] | None) -> list[LazyValue | None]:
+        """Record the call of a trie node, and return its outputs, slot after slot.
 
         Args:
-            draw: (seed, number) of the random numbers of an operator that draws some.
+            trace_node: child of the current node.
+            draw: (seed, number) of the random numbers, or None.
         """
-        if point.depth == _MANY:
+        if trace_node.depth == _MANY:
             self._collects = collector.seldom()
-        self.point = point
+        self.node = trace_node
         if draw is not None:
             self.draws.append(draw)
-        owner, number = self.leaves, point.first
-        values: list[Value | None] = []
-        for kind in point.made:
+        owner, number = self.leaves, trace_node.first_output
+        values: list[LazyValue | None] = []
+        for kind in trace_node.made:
             value = None
             if type(kind) is Aval:
-                value = Value(kind, None, number, owner)
+                value = LazyValue(kind, None, number, owner)
                 self.outs.append(ref(value))
             elif kind is not None:
                 value = constant(kind, known=True)
@@ -276,55 +273,44 @@ class Pending:
         return values
 
     def take_back(self, leaves: int) -> None:
-        """Take inputs back that no call reads, all but the first so many."""
+        """Remove the inputs behind the first `leaves` inputs, which no call has read."""
         for value in self.leaves[leaves:]:
             value.owner = None
         del self.leaves[leaves:]
 
-    def give(self, value: Value, draw: tuple[int, int]) -> None:
-        """Note an array that the script gives, as a batch: the step that reads it may begin.
-
-        Args:
-            draw: the seed and number of the next random operator.
-        """
-        forecast = self._ahead.give(value, self.ends)
-        if forecast is not None and forecast.point.follows(self.point):
-            with jax.enable_x64(True):
-                self._ahead.begin(forecast, self.draws[0] if self.draws else draw)
-
-    def has(self, value: Value) -> bool:
-        """Whether the operator that gives a value is pending here."""
+    def has(self, value: LazyValue) -> bool:
+        """Return True if an operator of this graph computes a value."""
         return value.array is None and value.owner is self.leaves
 
-    def repeat(self, end: Point, held: Mapping[int, Value], draws: Sequence[tuple[int, int]]) -> None:
-        """Record the calls that lead to a point behind this one.
+    def append(self, end: TraceNode, held: Mapping[int, LazyValue], draws: Sequence[tuple[int, int]]) -> None:
+        """Record all calls that lead to a later node.
 
         Args:
-            held: of the outputs, by number, those that somebody holds.
-            draws: the random numbers.
+            end: trie node behind the current node.
+            held: referenced outputs, by number.
+            draws: random numbers of the calls.
         """
         for number, value in held.items():
             value.owner, value.source = self.leaves, number
             self.outs.append(ref(value))
         self.draws += draws
-        self.point = end
+        self.node = end
 
-    def _source(self, value: Value) -> int:
-        """Return how a value is named, from now on where it is neither input nor output yet."""
+    def _source(self, value: LazyValue) -> int:
+        """Return the name of a value in this graph; a new value becomes an input."""
         if value.owner is not self.leaves:
             value.owner, value.source = self.leaves, -1 - len(self.leaves)
             self.leaves.append(value)
         return value.source
 
     def run(self) -> None:
-        """Run all that is pending, as far as somebody still holds its results."""
-        if not self.point.depth:
-            self._ahead.distrust()
+        """Run the recorded operators, and compute all referenced results."""
+        if not self.node.depth:
             return
         collects, self._collects = self._collects, 0
         try:
             self._run()
-            if self._released != released.changes() and not self.point.depth:
+            if self._released != released_ops.changes() and not self.node.depth:
                 self._forget_released()
         except (MemoryError, RuntimeError, ValueError) as error:
             if (lack := memory.named(error)) is not None:
@@ -332,96 +318,84 @@ class Pending:
             raise
         finally:
             if collects:
-                collector.often(collects)  # what was recorded has gone
+                collector.often(collects)  # the records are garbage
 
     def _run(self) -> None:
-        point, leaves, outs, draws = self.point, self.leaves, self.outs, self.draws
+        trace_node, leaves, outs, draws = self.node, self.leaves, self.outs, self.draws
         self._begin()
-        holders: dict[int, Value] = {}
-        made: list[ref[Value]] = []
+        holders: dict[int, LazyValue] = {}
         for held in outs:
             if (value := held()) is not None and value.array is None:
                 holders[value.source] = value
-                made.append(held)
         if not holders:
             leaves.clear()
-            self._ahead.forget()
             return
-        sources = self._ahead.sources(leaves)
         arrays, kinds = [v.array for v in leaves], [(v.aval, v.order) for v in leaves]
-        donated: tuple[int, ...] = ()
-        if overwrites(point.bytes, point.sparse):
-            donated = donation.donated(leaves, list(holders.values()))
+        donated = donation.donated(leaves, list(holders.values()))
         leaves.clear()
 
         def key_of_all() -> Any:
             orders = tuple([order for _, order in kinds])
-            return point, tuple(holders), orders, donated, flags.get("FLAGS_cpu_kernels")
+            return trace_node, tuple(holders), orders, donated, flags.get("FLAGS_cpu_kernels")
 
         key = key_of_all()
         step = self._whole.get(key)
-        message, sent = None, None
         orders: Sequence[tuple[int, Any]] = ()
-        padded = None if step is not None else self._padded(point, arrays, kinds, holders, draws)
+        padded = None if step is not None else self._padded(trace_node, arrays, kinds, holders, draws)
         if padded is not None:
-            self._ahead.forget()
             results = padded
-        elif self._goes_one_by_one(key, step is not None, point.depth):
+        elif self._goes_one_by_one(key, step is not None, trace_node.depth):
             given = [in_order(v, order) for v, (_, order) in zip(arrays, kinds)]
-            self._ahead.forget()
             with jax.enable_x64(True), jax.default_device(self.device):
-                results = self._singly(point.records(), given, seeds_of(draws), list(holders))
+                results = self._singly(trace_node.records(), given, seeds_of(draws), list(holders))
         else:
             if step is None:
-                records = point.records()
+                records = trace_node.records()
                 with jax.enable_x64(True), jax.default_device(self.device):
                     if hold_filters(records, arrays, kinds, self.device):
                         key = key_of_all()
                     step = self._whole.get_or_make(key, lambda: self._step(records, kinds, donated, holders))
             else:
                 self._whole.move_to_end(key)
-            ran = self._ahead.take(step, arrays, draws)
-            if ran is None:
-                with jax.enable_x64(True):
-                    ran = step.run(arrays, seeds_of(draws))
-            self._ahead.ran(step, point, sources, draws, made)
-            (results, message), sent, orders = ran, step.sent, step.orders
+            with jax.enable_x64(True):
+                results = step.run(arrays, seeds_of(draws))
+            orders = step.orders
         values = list(holders.values())
         for value, result in zip(values, results, strict=True):
             value.array = result
         for place, order in orders:
             values[place].order = order
-        if sent is not None:
-            values[sent].message = message
 
     def _padded(
         self,
-        point: Point,
+        trace_node: TraceNode,
         arrays: Sequence[Any],
         kinds: Sequence[Kind],
-        holders: Mapping[int, Value],
+        holders: Mapping[int, LazyValue],
         draws: Sequence[tuple[int, int]],
     ) -> list[Any] | None:
-        """Run a step whose calls have come with other shapes before; None where it runs as it is."""
+        """Run a step on padded inputs, or return None if the step runs with exact shapes."""
         with jax.enable_x64(True), jax.default_device(self.device):
-            return self._streams.run(point, arrays, kinds, list(holders), seeds_of(draws))
+            return self._streams.run(trace_node, arrays, kinds, list(holders), seeds_of(draws))
 
     def _step(
         self,
         records: Sequence[Record],
         kinds: Sequence[Kind],
         donated: Sequence[int],
-        holders: Mapping[int, Value],
-    ) -> Step:
+        holders: Mapping[int, LazyValue],
+    ) -> CompiledTrace:
         self.compiled += 1
         results = {number: value.aval for number, value in holders.items()}
-        return Step(records, kinds, donated, results, self.device)
+        return CompiledTrace(records, kinds, donated, results, self.device)
 
     def _goes_one_by_one(self, key: Any, known: bool, size: int) -> bool:
-        """Whether operators of a record run one by one.
+        """Return True if operators run one by one.
 
         Args:
-            known: whether it was compiled.
+            key: cache key of the step.
+            known: True if the step is compiled.
+            size: number of operators.
         """
         if not known:
             known = hash(key) in self._seen
@@ -432,7 +406,7 @@ class Pending:
             self._one_by_one = often
             logger.warning(
                 "dygraph: %s",
-                "nearly every step differs from those before (operators, attributes, shapes): their "
+                "nearly every step differs from earlier steps (operators, attributes, shapes): "
                 "operators are compiled and run one by one until steps repeat"
                 if often
                 else "steps repeat: each is compiled as a whole again",
@@ -440,7 +414,7 @@ class Pending:
         return often and not known and size > _SMALL
 
     def _singly(self, records: Sequence[Record], arrays: list[Any], seeds: Seeds, live: Sequence[int]) -> list[Any]:
-        """Run operators one by one, without those whose results nobody needs."""
+        """Run operators one by one, without operators of unused results."""
         needed, used = set(live), []
         for record in reversed(records):
             if not needed.isdisjoint(record.numbers()):
@@ -482,4 +456,4 @@ class Pending:
 
 
 def _has_released(records: Iterable[Record]) -> bool:
-    return any(released.is_released(record.call.definition) for record in records)
+    return any(released_ops.is_released(record.call.definition) for record in records)

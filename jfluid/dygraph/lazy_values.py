@@ -1,4 +1,4 @@
-"""Values of eager variables: arrays, or what a pending operator will give."""
+"""Values of eager variables: arrays, or outputs of recorded operators."""
 
 import itertools
 import weakref
@@ -13,22 +13,20 @@ from jfluid.ir.types import VarType
 
 
 class Aval:
-    """The structure, shapes and dtypes of a value, without its numbers.
+    """Structure, shapes and dtypes of a value, without its numbers.
 
-    There is one object for each kind, so that comparing two is comparing their `number`.
+    Equal kinds share one object, so that a comparison compares two numbers.
 
     Attributes:
-        number: of the object.
-        type: Fluid's number of its dtype, once it was asked for.
-        shape, dtype: of the array; of a sparse gradient those of the whole table.
-        plain: whether it is one array.
-        bytes: of the array; 0 where it is not one.
-        large: whether it is one array of so many elements that to write over it is worth while.
+        number: number of the object.
+        type: Fluid's number of the dtype, set on first use.
+        shape, dtype: of the array; for a sparse gradient of the whole table.
+        plain: True if the value is one array.
+        large: True if the value is one array with enough elements for donation.
     """
 
     __slots__ = (
         "__weakref__",
-        "bytes",
         "dtype",
         "large",
         "number",
@@ -43,18 +41,18 @@ class Aval:
         self.type: VarType | None = None
         self.shape, self.dtype = tuple(struct.shape), np.dtype(struct.dtype)
         self.plain = isinstance(struct, jax.ShapeDtypeStruct)
-        self.bytes = struct.size * self.dtype.itemsize if self.plain else 0
         self.large = self.plain and struct.size > 64
 
 
-# those that somebody holds
+# Avals with a reference
 _avals: weakref.WeakValueDictionary[Any, Aval] = weakref.WeakValueDictionary()
 _numbers = itertools.count()
 
 
 def aval_of(value: Any) -> Aval:
-    """Return the Aval of an array, of a pytree of arrays with `shape` and `dtype`, or of what
-    `jax.eval_shape` gives for them.
+    """Return the Aval of an array, a pytree of arrays, or a result of `jax.eval_shape`.
+
+    A pytree has `shape` and `dtype`.
     """
     if isinstance(value, (np.ndarray, jax.Array, jax.ShapeDtypeStruct)):
         key: Any = (value.shape, value.dtype)
@@ -72,18 +70,16 @@ def aval_of(value: Any) -> Aval:
     return found
 
 
-class Value:
-    """What a variable holds.
+class LazyValue:
+    """Value of a variable.
 
     Attributes:
-        aval: its shape and dtype.
-        array: the array (or pytree of arrays); None while the operator that gives it is pending.
-        order: the order that the dimensions of `array` are in, where it is another than the variable's.
-        known: whether it follows from shapes and attributes alone.
-        owner: the inputs of what is pending, which reads it or gives it.
-        message: of the step that gives it, which has it before the step has ended.
-        source: how what is pending names it: as an output by its number, from 0, as an input by -1 and
-            less; of meaning to `owner` alone.
+        aval: shape and dtype.
+        array: array (or pytree of arrays); None until the operator of the value has run.
+        order: layout of `array` if it differs from the variable's layout.
+        known: True if the value follows from shapes and attributes alone.
+        owner: inputs of the lazy graph that reads or computes the value.
+        source: name of the value in that graph: number of an output from 0, of an input by -1 and less.
     """
 
     __slots__ = (
@@ -91,7 +87,6 @@ class Value:
         "array",
         "aval",
         "known",
-        "message",
         "order",
         "owner",
         "source",
@@ -100,17 +95,16 @@ class Value:
     def __init__(self, aval: Aval, array: Any = None, source: int = 0, owner: Any = None):
         self.aval, self.array, self.owner, self.source = aval, array, owner, source
         self.order: Order | None = None
-        self.message: Any = None
         self.known = False
 
 
 def in_order(array: Any, order: Order | None) -> Any:
-    """Return an array whose dimensions are held in an order with them in the variable's."""
+    """Transpose an array from a layout to the variable's layout."""
     return array if order is None else filter_layouts.turned(array, inverse(order))
 
 
-def constant(array: Any, known: bool = False) -> Value:
-    """Return the value that an array is."""
-    made = Value(aval_of(array), array)
+def constant(array: Any, known: bool = False) -> LazyValue:
+    """Return the LazyValue of an array."""
+    made = LazyValue(aval_of(array), array)
     made.known = known
     return made

@@ -1,8 +1,8 @@
-"""Steps of imperative mode whose loops have other lengths: they share executables.
+"""Steps of imperative mode with unrolled loops of varying length, traced as loops of XLA.
 
-The outline of a step (see `rolling`) is traced as loops of XLA, whose lengths are sizes of its arguments: what
-iterations read one of is stacked along a new first dimension. So steps of all lengths are one stream of shapes
-(see `shape_streams`), and its buckets bound the number of compilations.
+The outline of a step (see `loop_reroll`) is traced with loops whose lengths are sizes of arguments. Values that each
+iteration reads once are stacked along a new first dimension. Steps of all lengths are one stream of shapes (see
+`shape_streams`), and the buckets of the stream bound the number of compilations.
 """
 
 import itertools
@@ -16,10 +16,10 @@ from jax import Array, lax
 
 from jfluid.compile.runtime.lru_cache import LruCache
 from jfluid.dygraph.calls import Call, frozen
-from jfluid.dygraph.points import Point
-from jfluid.dygraph.rolling import CallNode, LoopNode, Name, Op, Outline, Row, Stretch
-from jfluid.dygraph.step import NONE, key_of
-from jfluid.dygraph.values import Aval, aval_of
+from jfluid.dygraph.compiled_trace import NONE, key_of
+from jfluid.dygraph.lazy_values import Aval, aval_of
+from jfluid.dygraph.loop_reroll import CallNode, LoopNode, Name, Op, Outline, Row, Stretch
+from jfluid.dygraph.trace_trie import TraceNode
 
 _SLICES = frozenset(["slice", "slice_grad"])
 _COUNTED = frozenset(["starts", "ends"])
@@ -27,16 +27,16 @@ _kinds = LruCache[int](8192)
 _numbers = itertools.count()
 
 
-def ops_of(point: Point) -> list[Op]:
-    """Return the calls that lead to a point, as `rolling` sees them."""
+def ops_of(trace_node: TraceNode) -> list[Op]:
+    """Return the calls that lead to a trie node, in the form of `loop_reroll`."""
     found: list[Op] = []
     leaves: list[Aval] = []
     outputs: list[Any] = []
-    for own in point.since(None):
+    for own in trace_node.since(None):
         record = own.record
         if record is None:
             continue
-        leaves += own.kinds
+        leaves += own.leaf_avals
         inputs = tuple([None if s == NONE else s for s in record.inputs])
         avals = [None if s is None else _aval(outputs[s]) if s >= 0 else leaves[-1 - s] for s in inputs]
         outputs += own.made
@@ -47,7 +47,7 @@ def ops_of(point: Point) -> list[Op]:
                 _kind(own.call, starts, listed),
                 inputs,
                 tuple([a and a.number for a in avals]),
-                own.first,
+                own.first_output,
                 len(own.made),
                 starts,
                 listed,
@@ -62,7 +62,7 @@ def _aval(made: Any) -> Aval:
 
 
 def _starts(call: Call, avals: Sequence[Aval | None]) -> tuple[int, ...]:
-    """Return where a slice begins that a loop may count: one of given numbers, inside the data."""
+    """Return the starts of a slice that a loop may count, or an empty tuple."""
     if call.definition.type not in _SLICES or call.constants:
         return ()
     if sum(a is not None for a in avals) != (1 if call.definition.type == "slice" else 2):
@@ -79,7 +79,7 @@ def _starts(call: Call, avals: Sequence[Aval | None]) -> tuple[int, ...]:
 
 
 def _kind(call: Call, starts: tuple[int, ...], listed: str) -> int:
-    """Return a number for what is equal of calls that are the same in each iteration."""
+    """Return the number of a call's kind, which is the same in each iteration."""
     if listed:
         key: Any = (listed, frozen(call.named))
     elif starts:
@@ -92,10 +92,11 @@ def _kind(call: Call, starts: tuple[int, ...], listed: str) -> int:
 
 
 def arguments(outline: Outline, arrays: Sequence[Any], draws: Any) -> tuple[list[str], tuple[Any, ...]]:
-    """Return the names of the arguments of an outline, and these.
+    """Return names and values of an outline's arguments.
 
     Args:
-        arrays: the inputs of the step.
+        outline: the outline.
+        arrays: inputs of the step.
         draws: [number of draws, 3] of the random numbers of all calls; None for none.
     """
     found: dict[str, Any] = {f"l{i}": arrays[-1 - s] for i, s in enumerate(outline.leaves)}
@@ -110,11 +111,12 @@ def arguments(outline: Outline, arrays: Sequence[Any], draws: Any) -> tuple[list
     return list(found), tuple(found.values())
 
 
-class RolledStep:
+class RerolledStep:
     """Traces the calls of an outline.
 
     Args:
-        calls: those of the step that the outline was made of.
+        outline: the outline.
+        calls: calls of the step from which the outline was derived.
     """
 
     def __init__(self, outline: Outline, calls: Sequence[Call]):
@@ -128,7 +130,7 @@ class RolledStep:
 
 
 def _rows_of(outline: Outline) -> Iterator[Row]:
-    """Yield the rows that something reads, other than a sum of all of it."""
+    """Yield the rows that are read other than by a sum of the whole row."""
     for name in outline.results:
         if name[0] in ("whole", "row"):
             yield name[1]
@@ -159,12 +161,14 @@ def _summed_of(outline: Outline) -> Iterator[Row]:
 
 
 class _Run:
-    """One trace of an outline.
+    """A trace of an outline.
 
     Args:
+        outline: the outline.
+        calls: calls of the step.
         env: arguments by name.
-        stacked: rows that are kept.
-        summed: rows whose sum alone is kept.
+        stacked: rows that are stored.
+        summed: rows of which only the sum is stored.
     """
 
     def __init__(
@@ -295,7 +299,7 @@ class _Run:
 
 
 def _strong(value: Any) -> Array:
-    """Return an array whose type no operand changes, as what a loop carries has."""
+    """Return an array with a strong type, as loop state requires."""
     return lax.convert_element_type(value, jnp.result_type(value))
 
 
@@ -303,9 +307,11 @@ def _called(call: Call, at: int, values: Sequence[Any], starts: Any, seed: Any) 
     """Return the outputs of a call, one after the other.
 
     Args:
-        at: its place, which errors name.
-        starts: where a slice begins; None for no slice that a loop counts.
-        seed: of its random numbers.
+        call: the call.
+        at: place of the call, for error messages.
+        values: inputs.
+        starts: start of a counted slice; None for other calls.
+        seed: seed of random numbers.
     """
     with jax.named_scope(f"{call.definition.type}@{at}"):
         key = None if seed is None else key_of(seed)
@@ -317,9 +323,7 @@ def _called(call: Call, at: int, values: Sequence[Any], starts: Any, seed: Any) 
 
 
 def _sliced(call: Call, values: list[Any], starts: Any) -> tuple[Any, ...]:
-    """Return the outputs of a slice, or of its gradient, that begins at numbers which are arguments: of the
-    stretch that begins there.
-    """
+    """Return the outputs of a slice, or a slice's gradient, with starts that are arguments."""
     whole, axes = values[0], call.attrs["axes"]
     sizes = [end - at for at, end in zip(call.attrs["starts"], call.attrs["ends"])]
     places: list[Any] = [0] * whole.ndim

@@ -5,8 +5,8 @@ import pytest
 
 import jfluid as fluid
 from jfluid import errors, layers
-from jfluid.dygraph import walks
 from jfluid.dygraph.base import guard, to_variable
+from tests.dygraph.used_replays import used
 
 RNG = np.random.RandomState(0)
 BATCHES = [RNG.rand(4, 3).astype("float32") for _ in range(4)] + [RNG.rand(2, 3).astype("float32") for _ in range(2)]
@@ -14,11 +14,8 @@ BATCHES = [RNG.rand(4, 3).astype("float32") for _ in range(4)] + [RNG.rand(2, 3)
 
 @pytest.fixture
 def repeats(monkeypatch):
-    """The walks that were repeated."""
-    found = []
-    repeat = walks.Walk.repeat
-    monkeypatch.setattr(walks.Walk, "repeat", lambda self, *given: found.append(self) or repeat(self, *given))
-    return found
+    """Class names of the replays of backward passes that were used."""
+    return used(monkeypatch, "BackwardReplay")
 
 
 def gradients(batches, anew, stops=lambda step: False, looks=lambda step: True):
@@ -31,7 +28,7 @@ def gradients(batches, anew, stops=lambda step: False, looks=lambda step: True):
         weight.stop_gradient = False
         for step, batch in enumerate(batches):
             if anew:
-                program.tracer.pending.walks.clear()
+                program.tracer.graph._root.forget()
             hidden = layers.dropout(layers.matmul(to_variable(batch), weight), 0.3)
             other = hidden.detach() if stops(step) else hidden
             loss = layers.reduce_sum(layers.tanh(hidden) * other)

@@ -1,12 +1,12 @@
-"""Loops of a script that were unrolled into the calls of a step, found again.
+"""Loop rerolling: find the loops of a script that were unrolled into a step.
 
-A step that calls a cell for each word of a sentence, or each step of an episode, records as many calls as there
-are words, and other lengths are other records. Here the part that repeats is found, forward and backward, and
-the record becomes an outline that is the same for all lengths: calls, and loops of calls.
+A step that calls a cell for each word of a sentence, or each step of an episode, records one copy of the cell for each
+word. A different length is a different record. This module finds the repeated part, forward and backward. The record
+becomes an outline of calls and loops that is equal for all lengths.
 
-Only numbers decide: an iteration is the same calls upon inputs of the same kinds, each of which is the same in all
-iterations, comes from the same place of this iteration or of the one before, or is one of a row: inputs of the
-step, or what iterations of an earlier loop gave.
+An iteration consists of the same calls upon inputs of the same kinds. Each input is the same in all iterations, comes
+from the same place of this iteration or of the iteration before, or is an element of a row: inputs of the step, or
+outputs of the iterations of an earlier loop.
 """
 
 from collections.abc import Sequence
@@ -26,22 +26,22 @@ Stretch = tuple[Any, ...]
 Row = tuple[Any, ...]
 
 
-class CannotRoll(Exception):
-    """A step has no outline without lengths."""
+class CannotReroll(Exception):
+    """Raised for a step without an outline that is independent of lengths."""
 
 
 class Op(NamedTuple):
     """A call of a step.
 
     Attributes:
-        kind: of the call, without the numbers that a loop counts.
-        inputs: numbers of outputs from 0, of inputs of the step by -1 and less; None for a missing one.
-        forms: of the inputs: their shapes and dtypes, by number.
-        first: the number of its first output.
-        outputs: how many it has.
-        starts: the numbers that a loop counts.
-        listed: "sum" for an operator whose inputs may be as many as a loop has iterations; else "".
-        draw: the place of its random numbers; -1 for none.
+        kind: kind of the call, without the numbers that a loop counts.
+        inputs: numbers of outputs from 0, of inputs of the step by -1 and less; None for a missing input.
+        forms: shape and dtype of each input, by number.
+        first: number of the first output.
+        outputs: number of outputs.
+        starts: numbers that a loop counts.
+        listed: "sum" for an operator with an input for each iteration of a loop; else "".
+        draw: place of the random numbers; -1 for none.
     """
 
     kind: int
@@ -55,7 +55,7 @@ class Op(NamedTuple):
 
 
 class Span(NamedTuple):
-    """Where a loop lies: its first call, how many an iteration has, and how many iterations there are."""
+    """Position of a loop: its first call, calls per iteration, and number of iterations."""
 
     start: int
     period: int
@@ -70,8 +70,8 @@ class CallNode(NamedTuple):
     """A call outside of loops.
 
     Attributes:
-        inputs: names; of a call with a list that has a row, stretches.
-        listed: the operator, where inputs are stretches; else "".
+        inputs: names; stretches for a call with a list that contains a row.
+        listed: the operator if inputs are stretches; else "".
     """
 
     kind: int
@@ -85,13 +85,13 @@ class LoopNode(NamedTuple):
     """A loop.
 
     Attributes:
-        kinds: of the calls of an iteration.
+        kinds: kinds of the calls of an iteration.
         inputs: of each call: ("own", output), ("before", number), ("same", number), ("each", number), or None.
-        carried: for each value of the iteration before: the output that it is, and its first value.
+        carried: output and first value of each value that an iteration takes from the iteration before.
         same: names of the values that all iterations read.
-        rows: of the values that each iteration has one of, stretches.
-        starts: which calls have numbers that the loop counts.
-        draws: which calls draw.
+        rows: stretches of the values of which each iteration reads an element.
+        starts: calls with numbers that the loop counts.
+        draws: calls that draw random numbers.
     """
 
     kinds: tuple[int, ...]
@@ -105,18 +105,18 @@ class LoopNode(NamedTuple):
 
 @dataclass
 class Outline:
-    """A step without its lengths, and what of it has them.
+    """A step without lengths, and the values that depend on the lengths.
 
     Attributes:
-        nodes: calls and loops, one after the other.
-        results: for each result its name, or the row of a loop whose elements are all results.
-        places: of each node: the place of the call, or of the first call of the loop.
-        leaves: the inputs of the step that are read by name.
-        stacks: those that are elements of one row, for each such row.
-        starts: the numbers that are counted, for each call that has some: those of a loop one after the other.
-        draws: the places of random numbers, likewise.
-        counts: of iterations.
-        held: for each result the numbers of the outputs that it holds.
+        nodes: calls and loops in order.
+        results: name of each result, or the row of a loop if all its elements are results.
+        places: place of each call, or of the first call of each loop.
+        leaves: inputs of the step that are read by name.
+        stacks: inputs that form a row, for each row.
+        starts: counted numbers of each call with such numbers; of a loop in order of the iterations.
+        draws: places of random numbers, likewise.
+        counts: number of iterations of each loop.
+        held: numbers of the outputs in each result.
     """
 
     nodes: list[Any] = field(default_factory=list)
@@ -131,12 +131,12 @@ class Outline:
 
     @property
     def key(self) -> Any:
-        """What is equal for steps that differ in lengths alone."""
+        """Key that is equal for steps that differ in lengths alone."""
         return tuple(self.nodes), tuple(self.results), len(self.leaves), len(self.stacks)
 
 
 def spans_of(ops: Sequence[Op]) -> list[Span]:
-    """Return the loops of a step, one after the other."""
+    """Return the loops of a step in order."""
     numbers: dict[Any, int] = {}
     tokens = [numbers.setdefault((op.kind, op.forms), len(numbers)) for op in ops]
     after = _next_ones(tokens)
@@ -152,7 +152,7 @@ def spans_of(ops: Sequence[Op]) -> list[Span]:
 
 
 def _next_ones(tokens: Sequence[int]) -> list[int]:
-    """Return for each place the next one with the same token; -1 for none."""
+    """Return for each place the next place with the same token; -1 for none."""
     after, last = [-1] * len(tokens), dict[int, int]()
     for at in range(len(tokens) - 1, -1, -1):
         after[at] = last.get(tokens[at], -1)
@@ -180,7 +180,10 @@ def _spans_at(tokens: Sequence[int], after: Sequence[int], at: int) -> list[Span
 
 
 def form_of(ops: Sequence[Op], spans: Sequence[Span]) -> Any:
-    """Return what is equal for steps that may have the same outline: the kinds of their calls, those of loops once."""
+    """Return a key that is equal for steps that may share an outline.
+
+    The key has the kinds of the calls, and the kinds of a loop's calls once.
+    """
     found: list[Any] = []
     at = 0
     for span in spans:
@@ -193,9 +196,11 @@ def form_of(ops: Sequence[Op], spans: Sequence[Span]) -> Any:
 
 
 def outline_of(ops: Sequence[Op], spans: Sequence[Span], live: Sequence[int]) -> Outline | None:
-    """Return the outline of a step in which some loops are loops; None where their iterations differ.
+    """Return the outline of a step with loops, or None if the iterations differ.
 
     Args:
+        ops: calls of the step.
+        spans: loops among the calls.
         live: numbers of the results.
     """
     for first, last in ((0, 0), (1, 0), (0, 1), (1, 1)):  # iterations at an end that may differ
@@ -203,21 +208,21 @@ def outline_of(ops: Sequence[Op], spans: Sequence[Span], live: Sequence[int]) ->
         if any(span.times < FEWEST for span in own):
             break
         try:
-            return Roller(ops, own, live).outline
-        except CannotRoll:
+            return Reroller(ops, own, live).outline
+        except CannotReroll:
             continue
     return None
 
 
-class Roller:
-    """Makes the outline of a step.
+class Reroller:
+    """Derives the outline of a step.
 
     Args:
         ops: the calls.
-        spans: the loops among them that become loops.
+        spans: loops among the calls.
         live: numbers of the results.
 
-    Raises CannotRoll for a loop whose iterations are not alike.
+    Raises CannotReroll for a loop with iterations that differ.
     """
 
     def __init__(self, ops: Sequence[Op], spans: Sequence[Span], live: Sequence[int]):
@@ -260,17 +265,17 @@ class Roller:
             return -left
         if place < _EDGE:
             return place
-        raise CannotRoll("an iteration in the middle of a loop that is read alone")
+        raise CannotReroll("an iteration in the middle of a loop that is read alone")
 
     def _stretches(self, sources: Sequence[int | None]) -> tuple[Stretch, ...]:
-        """Return values one after the other as stretches: rows of earlier loops, inputs of the step, and single ones."""
+        """Return a sequence of values as stretches: rows of earlier loops, inputs, single values."""
         found: list[Stretch] = []
         at = 0
         while at < len(sources):
             row, step, end = self._stretch(sources, at)
             if end - at < FEWEST:
                 if sources[at] is None:
-                    raise CannotRoll("a row with missing values")
+                    raise CannotReroll("a row with missing values")
                 found.append(("one", self._name(sources[at])))
                 at += 1
                 continue
@@ -283,14 +288,15 @@ class Roller:
                 low, high = min(first, last), max(first, last)
                 before, behind = low, self._lengths[row] - 1 - high
                 if max(before, behind) >= _EDGE:
-                    raise CannotRoll("a part of a loop")
+                    raise CannotReroll("a part of a loop")
                 found.append(("part", row, step, before, behind))
             at = end
         return tuple(found)
 
     def _stretch(self, sources: Sequence[int | None], at: int) -> tuple[Row | None, int, int]:
-        """Return which row values from a place on are elements of, in which direction, and where they end;
-        no row for inputs of the step.
+        """Return row, direction and end of the stretch that begins at a place.
+
+        The row is None for inputs of the step.
         """
         first, end = sources[at], at + 1
         if first is None:
@@ -333,7 +339,7 @@ class Roller:
             self._homes[op.first + i] = ("out", number, i)
 
     def _listed(self, op: Op) -> tuple[Stretch, ...]:
-        """Return the inputs of a sum, which may be in any order, as stretches; none for a list without a row."""
+        """Return the inputs of a sum, in any order, as stretches; empty for a list without a row."""
         own = sorted([s for s in op.inputs if s is not None], key=self._rank)
         if len(set(op.forms)) > 1:
             return ()
@@ -412,14 +418,15 @@ class Roller:
 
 
 class _Loop:
-    """What the iterations of a loop read.
+    """Inputs of the iterations of a loop.
 
     Args:
-        firsts: the number of the first output of each iteration.
-        stride: how many outputs an iteration has.
+        roller: the roller.
+        firsts: number of the first output of each iteration.
+        stride: number of outputs of an iteration.
     """
 
-    def __init__(self, roller: Roller, firsts: Sequence[int], stride: int):
+    def __init__(self, roller: Reroller, firsts: Sequence[int], stride: int):
         self._roller, self._firsts, self._stride = roller, firsts, stride
         self.carried: list[tuple[int, Name]] = []
         self.same: list[Name] = []
@@ -427,7 +434,7 @@ class _Loop:
         self._known: dict[tuple[int | None, ...], Any] = {}
 
     def input(self, sources: Sequence[int | None]) -> Any:
-        """Return what an input of a call is, from its sources in all iterations."""
+        """Return the form of a call's input, from its sources in all iterations."""
         key = tuple(sources)
         if key not in self._known:
             self._known[key] = self._input(key)
@@ -437,27 +444,27 @@ class _Loop:
         first, second = sources[:2]
         if second is None or first is None:
             if any(s is not None for s in sources):
-                raise CannotRoll("an input that some iterations have")
+                raise CannotReroll("an input that some iterations have")
             return None
         if all(s == first for s in sources):
             if first >= self._firsts[0]:
-                raise CannotRoll("a value of the first iteration in others")
+                raise CannotReroll("a value of the first iteration in later iterations")
             return self._add(self.same, "same", self._roller._name(first))
         if all(self._place(s, k) == self._place(first, 0) is not None for k, s in enumerate(sources)):
             return "own", self._place(first, 0)
         place = self._place(second, 0)
         if place is not None:
             if any(self._place(s, k - 1) != place for k, s in enumerate(sources) if k):
-                raise CannotRoll("iterations that differ in what they read of earlier ones")
+                raise CannotReroll("iterations that differ in their reads of earlier iterations")
             if first >= self._firsts[0]:
-                raise CannotRoll("a value of an iteration before the last one")
+                raise CannotReroll("a value of an iteration before the last one")
             return self._add(self.carried, "before", (place, self._roller._name(first)))
         if any(s is None or s >= self._firsts[0] for s in sources):
-            raise CannotRoll("iterations that differ in what they read")
+            raise CannotReroll("iterations that differ in their reads")
         return self._add(self.rows, "each", self._roller._stretches(sources))
 
     def _place(self, source: int | None, iteration: int) -> int | None:
-        """Return which output of an iteration a value is; None for another value."""
+        """Return the place of a value among an iteration's outputs, or None for other values."""
         if source is None:
             return None
         place = source - self._firsts[iteration]

@@ -5,8 +5,9 @@ import pytest
 
 import jfluid as fluid
 from jfluid import layers
-from jfluid.dygraph import chains, nn, updates
+from jfluid.dygraph import nn
 from jfluid.dygraph.base import grad, guard, no_grad, to_variable
+from tests.dygraph.used_replays import used
 
 RNG = np.random.RandomState(0)
 BATCHES = [RNG.rand(4, 3).astype("float32") for _ in range(4)] + [RNG.rand(2, 3).astype("float32") for _ in range(2)]
@@ -14,16 +15,8 @@ BATCHES = [RNG.rand(4, 3).astype("float32") for _ in range(4)] + [RNG.rand(2, 3)
 
 @pytest.fixture
 def repeated(monkeypatch):
-    """What was repeated: chains and updates."""
-    found = []
-    for module in (chains, updates):
-
-        def repeat(pending, known, *given, before=module._repeat):
-            found.append(type(known).__name__)
-            return before(pending, known, *given)
-
-        monkeypatch.setattr(module, "_repeat", repeat)
-    return found
+    """Class names of the replays that were used."""
+    return used(monkeypatch, "LayerReplay", "OptimizerReplay")
 
 
 def run(step, batches=BATCHES, anew=False, optimizer=fluid.optimizer.SGDOptimizer, **options):
@@ -41,7 +34,7 @@ def run(step, batches=BATCHES, anew=False, optimizer=fluid.optimizer.SGDOptimize
         found = []
         for i, batch in enumerate(batches):
             if anew:
-                fluid.default_main_program().tracer.pending._none.forget()
+                fluid.default_main_program().tracer.graph._root.forget()
             found.append(step(net, train, batch, i))
         return [*found, *[p.numpy() for p in net.parameters()]]
 
@@ -66,7 +59,7 @@ def _train(net, train, batch, i):
 
 def test_steps_repeat_both(repeated):
     same(_train)
-    assert repeated.count("Chain") == repeated.count("Updated") == 4  # of six, two of other shapes
+    assert repeated.count("LayerReplay") == repeated.count("OptimizerReplay") == 4  # of six, two of other shapes
 
 
 @pytest.mark.parametrize(
@@ -83,7 +76,7 @@ def test_steps_repeat_both(repeated):
 )
 def test_optimizers_update_as_alone(repeated, optimizer, options):
     same(_train, optimizer=optimizer, **options)
-    assert "Updated" in repeated
+    assert "OptimizerReplay" in repeated
 
 
 def test_a_parameter_s_own_rate_counts(repeated):
@@ -100,7 +93,7 @@ def test_another_activation_is_another_chain(repeated):
         return _train(net, train, batch, i)
 
     same(step)
-    assert "Chain" in repeated
+    assert "LayerReplay" in repeated
 
 
 @pytest.mark.parametrize("which", ["weight", "bias", "both"])
@@ -143,7 +136,7 @@ def test_gradients_of_gradients(repeated):
         return _update(net, train, layers.reduce_mean(slope * slope))
 
     same(step)
-    assert "Chain" in repeated
+    assert "LayerReplay" in repeated
 
 
 def test_what_is_read_in_between(repeated):
@@ -180,14 +173,14 @@ def test_convolutions_repeat(repeated):
             found = []
             for _ in range(3):
                 if anew:
-                    fluid.default_main_program().tracer.pending._none.forget()
+                    fluid.default_main_program().tracer.graph._root.forget()
                 found.append(_update(net, train, layers.reduce_mean(net(to_variable(images)) ** 2)))
             return found
 
     right = losses(anew=True)
     assert repeated == []
     np.testing.assert_array_equal(losses(anew=False), right)
-    assert repeated.count("Chain") == 3  # the pass before has left its own
+    assert repeated.count("LayerReplay") == 3  # the pass before has left its own
 
 
 def test_an_update_that_reads_what_another_writes_comes_after_it(repeated):
@@ -219,7 +212,7 @@ def test_an_update_that_reads_what_another_writes_comes_after_it(repeated):
     for _ in range(2):
         assert step(False) == (0.5, 1.5)
         assert step(True) == (0.5, 1.75)
-    assert repeated == ["Updated"]
+    assert repeated == ["OptimizerReplay"]
 
 
 def test_a_layer_says_what_it_cannot_take():
