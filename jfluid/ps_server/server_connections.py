@@ -16,11 +16,8 @@ import grpc
 
 from jfluid import errors
 from jfluid.ps_server import ps_pb2 as pb
-from jfluid.ps_server import wire
 from jfluid.ps_server.connection import ServerConnection
 from jfluid.ps_server.errors import RollbackError
-from jfluid.ps_server.lanes import BegunPush, BegunPushes
-from jfluid.ps_server.sharded_pull import ShardedPull
 from jfluid.ps_server.zero_copy import OutgoingRequest
 
 # For how long a trainer that has left stays reachable, so that a restarted server can ask it for
@@ -154,28 +151,6 @@ class ServerConnections:
             return self.everywhere(answer, meanwhile=all_sent)
         requests[own].on_sent = all_sent
         return self.everywhere(answer, quick)
-
-    def begin(self, requests: list[OutgoingRequest], pull: ShardedPull, round: int) -> BegunPushes | None:
-        """Begin to push these, each to its server (see Client.begin_push)."""
-        pushes: list[BegunPush] = []
-        for connection, request, size in zip(self._connections, requests, pull.sizes, strict=True):
-            most = size + wire.OVERHEAD if size else 0
-            begun = connection.begun(request, most) if self.entered else None
-            if begun is None:
-                for taken in pushes:
-                    taken.lane.give()
-                return None
-            pushes.append(begun)
-        places = contextlib.ExitStack()
-        for push, connection, request in zip(pushes, self._connections, requests, strict=True):
-            place = places.enter_context(connection.pushes.next())
-            request.push.message.caller.CopyFrom(self.caller(*place))
-            request.push.message.round = round
-            if request.pulls:
-                place = places.enter_context(connection.pulls.next())
-                request.pull.caller.CopyFrom(self.caller(*place))
-            push.post(request)
-        return BegunPushes(requests, pushes, places, round, pull)
 
     # ---- the trainer in the job ------------------------------------------------------------------
 

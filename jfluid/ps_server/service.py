@@ -18,7 +18,6 @@ from jfluid.ps_server import ps_pb2 as pb
 from jfluid.ps_server import snapshot, specs, validation, wire
 from jfluid.ps_server.cancellation import Alive, always, held
 from jfluid.ps_server.dense import Block
-from jfluid.ps_server.direct_calls import DirectCalls
 from jfluid.ps_server.errors import (
     JobFailedError,
     NotReadyError,
@@ -32,9 +31,10 @@ from jfluid.ps_server.ledger import Call
 from jfluid.ps_server.metrics import Metrics
 from jfluid.ps_server.round_snapshots import RoundSnapshots
 from jfluid.ps_server.save_root import folder_below
+from jfluid.ps_server.served_channels import answering
 from jfluid.ps_server.shared_memory import AttachedBuffers, random_name
+from jfluid.ps_server.socket_channels import ServedStreams
 from jfluid.ps_server.store import BlockUpdate, Change, RowsUpdate, Store, StoreView, Wanted
-from jfluid.ps_server.stream_calls import ServedStreams
 from jfluid.ps_server.sync_rounds import TrainerGroup
 
 CODES: dict[type[Exception], grpc.StatusCode] = {
@@ -93,9 +93,9 @@ class Service:
         self.save_root = None if save_root is None else Path(os.path.realpath(save_root))
         self.incarnation = random_name()  # of this process of the server; 0 stands for any
         self.snapshot = ""
-        direct = DirectCalls(self, self.metrics, self._answered)
-        self.buffers = AttachedBuffers(wire.LARGEST_MESSAGE, direct.local)
-        self.streams = ServedStreams(wire.LARGEST_MESSAGE + wire.OVERHEAD, direct.streamed)
+        answer = answering(self, self.metrics, self._answered)
+        self.buffers = AttachedBuffers(wire.LARGEST_MESSAGE, answer, lambda: self.metrics.part("reply"))
+        self.streams = ServedStreams(wire.LARGEST_MESSAGE + wire.OVERHEAD, answer)
         self.ready = threading.Event()
         self.ready.set()
         self.round_snapshots: RoundSnapshots | None = None

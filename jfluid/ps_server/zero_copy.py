@@ -176,20 +176,6 @@ class OutgoingRequest:
         """Whether there is something to pull, or a round to wait for."""
         return bool(self.pull.rows or self.pull.blocks or self.pull.round)
 
-    def rows(self) -> bytes | None:
-        """Return a PullRequest of the rows alone, of the same number: a pull of no rows is not counted.
-
-        None where there are none.
-        """
-        pull = self.pull
-        if not pull.rows:
-            return None
-        rows = pb.PullRequest(rows=pull.rows, round=pull.round)
-        rows.server_incarnation = pull.server_incarnation
-        if pull.HasField("caller"):
-            rows.caller.CopyFrom(pull.caller)
-        return rows.SerializeToString()
-
     def single(self) -> tuple[str, list[Any]]:
         """Return (method, serialized message in pieces): "Push" or "Pull" when the other part is
         empty, else "Exchange".

@@ -8,13 +8,12 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from jfluid.distributed.programs.trainer_program import TrainerProgram
-from jfluid.distributed.trainer.strategies import begin, current, install, pieces, send
+from jfluid.distributed.trainer.strategies import current, install, send
 from jfluid.distributed.wire.connections import Connection, Gradients
 from jfluid.scope import Scope
 
 if TYPE_CHECKING:
     from jfluid.ps_server.client import PulledRows, PullResult
-    from jfluid.ps_server.lanes import BegunPushes
 
 Array = np.ndarray[Any, Any]
 
@@ -33,7 +32,7 @@ class AsyncSteps:
         self._before_receive, self._since = before_receive, 0
         # what leaves when the step has begun to compute, and what has left
         self._put_off: tuple[Connection, TrainerProgram, Gradients] | None = None
-        self._under_way: BegunPushes | Future[PullResult] | None = None
+        self._under_way: Future[PullResult] | None = None
         # what came back for others who waited
         self._blocks: dict[str, Array] = {}
         self._lock = threading.RLock()
@@ -61,7 +60,7 @@ class AsyncSteps:
                 self.computes()
             return found
 
-        connection.exchange(go_on, program, scope, begun=True)
+        connection.exchange(go_on, program, scope, watched=True)
         return {}
 
     def computes(self) -> None:
@@ -74,8 +73,7 @@ class AsyncSteps:
             receives = self._since >= self._before_receive
             if receives:
                 self._since = 0
-            begun = begin(connection, gradients, wanted=pieces(program) if receives else [])
-            self._under_way = begun or self._thread.submit(send, connection, program, gradients, receives)
+            self._under_way = self._thread.submit(send, connection, program, gradients, receives)
 
     def arrive(self) -> None:
         if self._last is not None:
@@ -120,8 +118,4 @@ class AsyncSteps:
             self.computes()
             under_way, self._under_way = self._under_way, None
             blocks, self._blocks = self._blocks, {}
-            if under_way is None:
-                return blocks
-            if isinstance(under_way, Future):
-                return blocks | under_way.result().blocks
-            return blocks | connection.calls.exchange_begun(under_way, {}).blocks
+            return blocks if under_way is None else blocks | under_way.result().blocks

@@ -2,7 +2,7 @@
 
 import queue
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -16,7 +16,6 @@ from jfluid.scope import Scope
 
 if TYPE_CHECKING:
     from jfluid.ps_server.client import PulledRows, PullResult
-    from jfluid.ps_server.lanes import BegunPushes
 
 Array = np.ndarray[Any, Any]
 
@@ -29,16 +28,13 @@ def send(
     round: int = 0,
     rows: Mapping[str, Array] | None = None,
     state: bytes = b"",
-    begun: "BegunPushes | None" = None,
 ) -> "PullResult":
     """Push gradients and, if asked, pull all parameters and rows by ids, in one call to each server
     (two for a round of a careful connection). `state` goes with a round: what only this trainer
-    has. `begun` is what has begun to push these gradients, and says what blocks come back."""
+    has."""
     from jfluid.ps_server.client import PullResult
     from jfluid.ps_server.store import Change
 
-    if begun is not None:
-        return connection.calls.exchange_begun(begun, {} if rows is None else rows, or_no_rows=True)
     wanted = pieces(program) if receive else []
     if gradients.counts and not round:  # servers count rounds themselves
         counts = {
@@ -60,31 +56,6 @@ def send(
         state=state,
         or_no_rows=True,  # they are of the next step, and must not cost this one its gradients
         merged=True,
-    )
-
-
-def begin(
-    connection: Connection,
-    gradients: Gradients,
-    round: int = 0,
-    state: bytes = b"",
-    wanted: Sequence[str] = (),
-) -> "BegunPushes | None":
-    """Begin to push gradients where that is one call to each server: then these are at work while the
-    next step begins, and asks for its rows. None where `send` is to push them.
-
-    Args:
-        wanted: blocks that come back for them.
-    """
-    if connection.careful if round else gradients.counts:
-        return None
-    return connection.calls.begin_push(
-        gradients.rows,
-        gradients.dense,
-        round=round,
-        state=state,
-        merged=True,
-        pull_blocks=wanted,
     )
 
 
@@ -137,19 +108,13 @@ class Direct:
         number = connection.rounds + 1 if in_rounds else 0
         state = local_state.packed(program, scope, number) if in_rounds and connection.recovers else b""
 
-        pending = (self._pending or in_rounds) and connection.prefetch_depth
-        begun = None
-        if pending:
-            connection.settle()
-            begun = begin(connection, gradients, number, state, pieces(program))
-
         def exchange(rows: Mapping[str, Array] | None = None) -> "PullResult":
-            pulled = send(connection, program, gradients, True, number, rows, state, begun)
+            pulled = send(connection, program, gradients, True, number, rows, state)
             connection.rounds = max(number, connection.rounds)
             return pulled
 
-        if pending:
-            connection.exchange(exchange, program, scope, begun is not None)
+        if (self._pending or in_rounds) and connection.prefetch_depth:
+            connection.exchange(exchange, program, scope)
             return {}
         return exchange().blocks
 

@@ -186,13 +186,13 @@ class Connection:
         send: "Callable[[Mapping[str, Any] | None], PullResult]",
         program: TrainerProgram,
         scope: Scope,
-        begun: bool = False,
+        watched: bool = False,
     ) -> None:
         """Let `send` go on while the next step begins (see Exchange); the parameters of `scope` are what it returns."""
         self.settle()
-        self._exchange = Exchange(self._threads.submit, send, program, scope, begun)
+        self._exchange = Exchange(self._threads.submit, send, program, scope, watched)
         with self._watches:
-            starts, self._watching = begun and not self._watching, self._watching or begun
+            starts, self._watching = watched and not self._watching, self._watching or watched
         if starts:
             self._threads.submit(self._watch)
 
