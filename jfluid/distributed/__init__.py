@@ -36,7 +36,7 @@ from jfluid.distributed.server.serving import Serving
 from jfluid.distributed.trainer import reading
 from jfluid.distributed.trainer.training import Trainer
 from jfluid.distributed.wire import connections
-from jfluid.distributed.wire.connections import Connection
+from jfluid.distributed.wire.connections import TrainerConnection
 from jfluid.engine import Engine, Runner
 from jfluid.ir.program import Program
 from jfluid.transpiler.parameter_server import layout
@@ -91,7 +91,7 @@ def skip_trained(program: Program) -> int:
     return connection.rounds
 
 
-def _connection(program: Program, what: str) -> Connection:
+def _connection(program: Program, what: str) -> TrainerConnection:
     read = trainer_program.read(program)
     if read is None:
         raise errors.ProgramError(

@@ -19,10 +19,10 @@ from jfluid.contrib.mixed_precision import decorate
 from jfluid.contrib.mixed_precision.decorator import OptimizerWithMixedPrecision
 from jfluid.executor import Executor
 from jfluid.files.variables import program_of
-from jfluid.fleet import checkpoint
+from jfluid.fleet import numbered_checkpoints
 from jfluid.fleet.base import DistributedOptimizer, Fleet, Mode
-from jfluid.fleet.checkpoint import TrainStatus
 from jfluid.fleet.filesystem import FS, LocalFS
+from jfluid.fleet.numbered_checkpoints import TrainStatus
 from jfluid.fleet.role_maker import PaddleCloudRoleMaker, RoleMakerBase
 from jfluid.ir.operator import Operator
 from jfluid.ir.program import Program, default_startup_program
@@ -308,14 +308,14 @@ class Collective(Fleet):
         program = self._program(main_program, self._transpiled_program, "save_check_point")
 
         def write(folder: str) -> None:
-            self.save_persistables(executor, folder, program, checkpoint.PARAMETERS)
+            self.save_persistables(executor, folder, program, numbered_checkpoints.PARAMETERS)
 
         divided = _is_divided(program)
         if divided and not self.is_first_worker():
             with tempfile.TemporaryDirectory() as folder:
                 write(folder)  # what the first reads takes all of them
         else:
-            checkpoint.save(path, train_status, fs, local_cache_path, write)
+            numbered_checkpoints.save(path, train_status, fs, local_cache_path, write)
             if not remain_all_checkpoint:
                 self.clean_redundant_check_points(path, fs)
         if divided:
@@ -345,12 +345,12 @@ class Collective(Fleet):
         when there is none.
         """
         program = self._program(main_program, self._transpiled_program, "load_check_point")
-        found = checkpoint.load(
+        found = numbered_checkpoints.load(
             path,
             trainer_id,
             fs if fs is not None else LocalFS(),
             local_cache_path,
-            lambda folder: files.load_persistables(executor, folder, program, checkpoint.PARAMETERS),
+            lambda folder: files.load_persistables(executor, folder, program, numbered_checkpoints.PARAMETERS),
         )
         if found is None and not ignore_empty:
             raise errors.FileFormatError(f"{path}: there is no checkpoint")
@@ -362,7 +362,7 @@ class Collective(Fleet):
         Args:
             fs: the file system; that of this host when None.
         """
-        checkpoint.clean(root_path, fs if fs is not None else LocalFS(), checkpoint_num)
+        numbered_checkpoints.clean(root_path, fs if fs is not None else LocalFS(), checkpoint_num)
 
 
 fleet = Collective()

@@ -135,7 +135,7 @@ class ServerConnection:
 
     def _attach(self, request: pb.AttachRequest) -> int | None:
         reply = self._grpc.attach(request)
-        return None if reply is None else int(reply.lane)
+        return None if reply is None else int(reply.buffer)
 
     def _port(self) -> int | None:
         """Return the port of the server's streams; 0 for none, None without an answer."""

@@ -28,7 +28,7 @@ from jfluid.ps_server.kernels import body_of, floats_at, head_of, kernel
 from jfluid.ps_server.validation import NAME, Spec
 
 # What `specs` offers, too.
-__all__ = ["Adagrad", "Adam", "Ftrl", "Momentum", "Program", "RMSProp", "Sgd", "Slot"]
+__all__ = ["Adagrad", "Adam", "Ftrl", "Momentum", "Program", "RMSProp", "Sgd", "SlotSpec"]
 
 Array = np.ndarray[Any, Any]
 MOST_SLOTS = 16
@@ -476,7 +476,7 @@ RULES = {rule.operator: rule for rule in (_SGD, _MOMENTUM, _ADAGRAD, _ADAM, _RMS
 # ---- an optimizer that the caller computes -------------------------------------------------------
 
 
-class Slot(Spec):
+class SlotSpec(Spec):
     """What an optimizer keeps beside the values of a row: `width` numbers that begin as `initial`."""
 
     name: Annotated[str, Field(pattern=NAME)]
@@ -493,11 +493,11 @@ class Program(Optimizer):
     """
 
     type: Literal["program"] = "program"
-    slots: Annotated[tuple[Slot, ...], Field(max_length=MOST_SLOTS)] = ()
+    slots: Annotated[tuple[SlotSpec, ...], Field(max_length=MOST_SLOTS)] = ()
 
     @field_validator("slots")
     @classmethod
-    def _names_differ(cls, slots: tuple[Slot, ...]) -> tuple[Slot, ...]:
+    def _names_differ(cls, slots: tuple[SlotSpec, ...]) -> tuple[SlotSpec, ...]:
         names = [slot.name for slot in slots]
         if len(set(names)) < len(names):
             raise ValueError(f"two slots have one name: {', '.join(names)}")

@@ -199,14 +199,14 @@ class AttachRequest(_message.Message):
     def __init__(self, client: _Optional[int] = ..., process: _Optional[int] = ..., file: _Optional[int] = ..., proof: _Optional[bytes] = ..., capacity: _Optional[int] = ..., used: _Optional[_Iterable[int]] = ..., reads: _Optional[int] = ..., writes: _Optional[int] = ...) -> None: ...
 
 class AttachReply(_message.Message):
-    __slots__ = ("lane", "port", "beside")
-    LANE_FIELD_NUMBER: _ClassVar[int]
+    __slots__ = ("buffer", "port", "beside")
+    BUFFER_FIELD_NUMBER: _ClassVar[int]
     PORT_FIELD_NUMBER: _ClassVar[int]
     BESIDE_FIELD_NUMBER: _ClassVar[int]
-    lane: int
+    buffer: int
     port: int
     beside: int
-    def __init__(self, lane: _Optional[int] = ..., port: _Optional[int] = ..., beside: _Optional[int] = ...) -> None: ...
+    def __init__(self, buffer: _Optional[int] = ..., port: _Optional[int] = ..., beside: _Optional[int] = ...) -> None: ...
 
 class LocalRequest(_message.Message):
     __slots__ = ("method", "bytes")

@@ -67,10 +67,10 @@ class ServerConnections:
             ServerConnection(endpoint, token, credentials, timeout_s, trainer, keep_bytes, share_memory)
             for endpoint in endpoints
         ]
-        self._connections[0].on_restart = self._tell_passages
+        self._connections[0].on_restart = self._tell_generations
         for connection in self._connections:
             connection.on_rollback = self._end
-        self._passages: dict[str, Iterator[int]] = {}
+        self._generations: dict[str, Iterator[int]] = {}
         self._passed: dict[str, int] = {}
         self._lock, self._entering = threading.Lock(), threading.Lock()
         self._threads = ThreadPoolExecutor(32 * len(endpoints), thread_name_prefix="jfluid-ps-client")
@@ -225,13 +225,13 @@ class ServerConnections:
     # ---- barriers --------------------------------------------------------------------------------
 
     def barrier(self, name: str, number: int | None) -> None:
-        """Wait at server 0 until all trainers have reached passage `number` of the barrier; None is
+        """Wait at server 0 until all trainers have reached generation `number` of the barrier; None is
         the one after the last.
         """
         self.enter()
         if number is None:
             with self._lock:
-                number = next(self._passages.setdefault(name, itertools.count(1)))
+                number = next(self._generations.setdefault(name, itertools.count(1)))
         self.look(first=1)
         request = pb.BarrierRequest(caller=self.caller(), name=name, number=number)
         self._connections[0].current(
@@ -240,7 +240,7 @@ class ServerConnections:
         with self._lock:
             self._passed[name] = max(self._passed.get(name, 0), number)
 
-    def _tell_passages(self, connection: ServerConnection) -> None:
+    def _tell_generations(self, connection: ServerConnection) -> None:
         """Tell a restarted server 0 which barriers this trainer has passed: it decides by that whom it lets through."""
         with self._lock:
             passed = dict(self._passed)

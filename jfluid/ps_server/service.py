@@ -299,7 +299,7 @@ class Service:
         # Does not count as a trainer's call: readers attach, too, and must not end the incarnation
         # of the trainer of that number.
         return pb.AttachReply(
-            lane=self.buffers.attach(request) if request.process else 0,
+            buffer=self.buffers.attach(request) if request.process else 0,
             port=self.streams.port,
             beside=self.streams.beside,
         )

@@ -36,7 +36,7 @@ from jfluid.ps_server.transport import MOST, FastChannel, FastTransport
 _SMALL = 4096  # bytes of a reply that goes through the pipe
 _PROOF = 32
 _HEADER = mmap.PAGESIZE
-_NAME = "jfluid-lane"
+_NAME = "jfluid-buffer"
 
 
 class SharedBuffer(FastChannel):

@@ -29,7 +29,7 @@ from typing import Any, BinaryIO
 import numpy as np
 
 from jfluid import errors, private_files
-from jfluid.ps_server import recut, specs
+from jfluid.ps_server import reshard, specs
 from jfluid.ps_server.dense import DenseBlock, SavedBlock
 from jfluid.ps_server.errors import DamagedError
 from jfluid.ps_server.kernels import owners_of
@@ -404,7 +404,7 @@ def _has_the_same_pieces(folder: Path, manifest: Manifest, store: Store) -> bool
 
     Raises ServerError where it had not, and no other part of the snapshot can have what is missing.
     """
-    others = recut.other_pieces(store, manifest)
+    others = reshard.other_pieces(store, manifest)
     if others and manifest.servers == 1:
         raise errors.ServerError(
             f"{folder}: snapshot {manifest.id}: the server that wrote it had other pieces of "
@@ -419,13 +419,13 @@ def _read_cut(
     folder: Path, manifests: list[Manifest], store: Store, server: int, servers: int
 ) -> tuple[list[tuple[SavedBlock, dict[str, Any]]], dict[str, SparseTable]]:
     """The blocks with their states, and the tables, of a program's variables that were cut in another way."""
-    if not recut.told(store, manifests):
+    if not reshard.told(store, manifests):
         raise errors.ServerError(
             f"{folder}: snapshot {manifests[0].id} is of {len(manifests)} servers of a program, which "
             f"cut its variables for as many, and there are {servers}; it does not say how they were "
             "cut. What save_persistables wrote is loaded by any number: fleet.init_server(folder)"
         )
-    states, found = recut.read(store, folder, manifests)
+    states, found = reshard.read(store, folder, manifests)
     hashed = set(store.tables) - set(found)
     found |= dict(_read_tables(folder, manifests, store, (server, servers), hashed))
     if missing := hashed - set(found):

@@ -17,9 +17,9 @@ from jfluid.ps_server.dense import Block, DenseBlock, SavedBlock
 from jfluid.ps_server.errors import UnknownNameError
 from jfluid.ps_server.ledger import Call, Ledger
 from jfluid.ps_server.manifest import PiecePart
+from jfluid.ps_server.snapshot_reassembly import ReshardedBlock
 from jfluid.ps_server.table import SparseTable
 from jfluid.ps_server.table_view import TableView
-from jfluid.ps_server.wholes import RecutBlock
 
 Array = np.ndarray[Any, Any]
 
@@ -269,7 +269,7 @@ class Store:
         """Return the names of all variables of that program that servers hold."""
         return set()
 
-    def recut_blocks(self) -> Sequence[RecutBlock]:
+    def resharded_blocks(self) -> Sequence[ReshardedBlock]:
         """Return the blocks of those variables."""
         return []
 

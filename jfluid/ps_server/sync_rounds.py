@@ -46,7 +46,7 @@ class _Trainer:
 @dataclass
 class _Barrier:
     passed: int = 0
-    # trainer -> the passage that it waits for
+    # trainer -> the barrier generation that it waits for
     waiting: dict[int, int] = field(default_factory=dict)
 
 
@@ -256,9 +256,9 @@ class TrainerGroup:
         alive: cancellation.Alive = cancellation.always,
         passed: bool = False,
     ) -> None:
-        """Wait until all trainers have reached passage `number` (from 1) of the barrier.
+        """Wait until all trainers have reached generation `number` (from 1) of the barrier.
 
-        Repeating a passage is harmless.
+        Repeating a generation is harmless.
 
         Args:
             passed: the trainer has passed it at the server that this one replaces, so all trainers

@@ -17,10 +17,14 @@ from jfluid.ps_server.table import SparseTable
 from tests.ps_server.test_table import ids_of, in_threads, ones
 
 RATE = 0.1
-ADADELTA = specs.Program(learning_rate=RATE, slots=(specs.Slot(name="squared_grad"), specs.Slot(name="squared_update")))
-FTRL = specs.Program(learning_rate=RATE, slots=(specs.Slot(name="squared"), specs.Slot(name="linear")))
+ADADELTA = specs.Program(
+    learning_rate=RATE, slots=(specs.SlotSpec(name="squared_grad"), specs.SlotSpec(name="squared_update"))
+)
+FTRL = specs.Program(learning_rate=RATE, slots=(specs.SlotSpec(name="squared"), specs.SlotSpec(name="linear")))
 # The sum of gradients, and how many there were.
-COUNTED = specs.Program(learning_rate=RATE, slots=(specs.Slot(name="sum", initial=1.5), specs.Slot(name="count")))
+COUNTED = specs.Program(
+    learning_rate=RATE, slots=(specs.SlotSpec(name="sum", initial=1.5), specs.SlotSpec(name="count"))
+)
 
 
 def table(optimizer, width=3, **more):

@@ -446,7 +446,7 @@ def test_the_job_is_finished_when_all_know_that_they_have_left():
     assert m.finished
 
 
-def test_a_passage_that_was_passed_before_the_server_was_restored_is_passed():
+def test_a_generation_that_was_passed_before_the_server_was_restored_is_passed():
     m = group(2)
     m.heard(0, 1)
     m.heard(1, 1)

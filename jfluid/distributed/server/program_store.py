@@ -20,9 +20,9 @@ from jfluid.ir.operator import Operator
 from jfluid.ir.program import Program
 from jfluid.ps_server import dense, snapshot, specs, zero_copy
 from jfluid.ps_server.manifest import PiecePart
+from jfluid.ps_server.snapshot_reassembly import ReshardedBlock, SnapshotReassembly
 from jfluid.ps_server.store import BlockUpdate, Change, RowsUpdate, Store
 from jfluid.ps_server.table import SparseTable
-from jfluid.ps_server.wholes import RecutBlock, Wholes
 from jfluid.scope import Scope
 from jfluid.transpiler.parameter_server.server import SYNC, copy_op
 
@@ -84,9 +84,9 @@ class ProgramBlock:
         """Raise ServerError for a `state` of another block."""
         self._variables.check(state)
 
-    def recut(self, wholes: Wholes) -> dict[str, Any]:
-        """Return the state that other servers' pieces make (see `Variables.recut`)."""
-        return {**self._variables.recut(wholes), "version": wholes.version}
+    def reshard(self, reassembly: SnapshotReassembly) -> dict[str, Any]:
+        """Return the state that other servers' pieces make (see `Variables.reshard`)."""
+        return {**self._variables.reshard(reassembly), "version": reassembly.version}
 
     def restore(self, state: dict[str, Any]) -> None:
         """Take over a `state`. Raises ServerError when it is that of another block."""
@@ -228,7 +228,7 @@ class ProgramStore(Store):
             )
         return self._pieces[name]
 
-    def recut_blocks(self) -> Sequence[RecutBlock]:
+    def resharded_blocks(self) -> Sequence[ReshardedBlock]:
         return [b for b in self.blocks.values() if isinstance(b, (ProgramBlock, Variables, Counter))]
 
     def counted(self, name: str) -> tuple[PiecePart, bool]:
@@ -484,15 +484,15 @@ class Counter:
         if len(state["numbers"]) != 2:
             raise errors.ServerError(f"{self.name}: expected a count, found {len(state['numbers'])} numbers")
 
-    def recut(self, wholes: Wholes) -> dict[str, Any]:
+    def reshard(self, reassembly: SnapshotReassembly) -> dict[str, Any]:
         """Return the state that other servers' counts make: together they are the steps that the
         schedule has seen, all of them in the first, since trainers begin anew.
         """
         piece, first = self._store.counted(self.name)
-        steps = wholes.read(piece, "int64")
+        steps = reassembly.read(piece, "int64")
         return {
             "numbers": packed([steps if first else np.zeros_like(steps)]),
-            "version": wholes.version,
+            "version": reassembly.version,
         }
 
     def restore(self, state: dict[str, Any]) -> None:

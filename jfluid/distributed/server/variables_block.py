@@ -9,7 +9,7 @@ import numpy as np
 
 from jfluid import errors
 from jfluid.ps_server.manifest import PiecePart
-from jfluid.ps_server.wholes import Wholes
+from jfluid.ps_server.snapshot_reassembly import SnapshotReassembly
 
 Array = np.ndarray[Any, Any]
 
@@ -93,13 +93,15 @@ class Variables:
         if len(state["numbers"]) != size:
             raise errors.ServerError(f"block {self.name}: expected {size} numbers, found {len(state['numbers'])}")
 
-    def recut(self, wholes: Wholes) -> dict[str, Any]:
+    def reshard(self, reassembly: SnapshotReassembly) -> dict[str, Any]:
         """Return the state that other servers' pieces make.
 
-        Raises DamagedError and ServerError, as `Wholes.read` does.
+        Raises DamagedError and ServerError, as `SnapshotReassembly.read` does.
         """
         there = [self._store.value(n) for n in self._names]
-        arrays = [wholes.read(self._store.begins_as(n), str(a.dtype)) for n, a in zip(self._names, there, strict=True)]
+        arrays = [
+            reassembly.read(self._store.begins_as(n), str(a.dtype)) for n, a in zip(self._names, there, strict=True)
+        ]
         return {"numbers": packed(arrays), "variables": self._described(arrays)}
 
     def restore(self, state: dict[str, Any]) -> None:

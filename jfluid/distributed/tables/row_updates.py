@@ -168,7 +168,7 @@ class UpdateByFunction:
         self._parts, self._tensor, self._seed = parts, tensor, seed
         self.optimizer: Optimizer = specs.Program(
             learning_rate=0.0,
-            slots=tuple(specs.Slot(name=n, initial=first_value(n)) for n in parts.slots),
+            slots=tuple(specs.SlotSpec(name=n, initial=first_value(n)) for n in parts.slots),
         )
         self._function = Function(parts.update.ops, parts.written, device())
         self._rows = [parts.update.param, *parts.slots]

@@ -9,7 +9,7 @@ import numpy as np
 
 from jfluid.distributed.programs.trainer_program import TrainerProgram
 from jfluid.distributed.trainer.strategies import current, install, send
-from jfluid.distributed.wire.connections import Connection, Gradients
+from jfluid.distributed.wire.connections import Gradients, TrainerConnection
 from jfluid.scope import Scope
 
 if TYPE_CHECKING:
@@ -31,25 +31,25 @@ class AsyncSteps:
     def __init__(self, before_receive: int):
         self._before_receive, self._since = before_receive, 0
         # what leaves when the step has begun to compute, and what has left
-        self._put_off: tuple[Connection, TrainerProgram, Gradients] | None = None
+        self._put_off: tuple[TrainerConnection, TrainerProgram, Gradients] | None = None
         self._under_way: Future[PullResult] | None = None
         # what came back for others who waited
         self._blocks: dict[str, Array] = {}
         self._lock = threading.RLock()
-        self._last: tuple[Connection, TrainerProgram, Scope] | None = None
+        self._last: tuple[TrainerConnection, TrainerProgram, Scope] | None = None
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="jfluid-communicator")
 
     def overlaps(self, program: TrainerProgram) -> bool:
         return True
 
-    def pull(self, connection: Connection, ids: Mapping[str, Array]) -> "dict[str, PulledRows]":
+    def pull(self, connection: TrainerConnection, ids: Mapping[str, Array]) -> "dict[str, PulledRows]":
         return connection.calls.pull(ids).rows if ids else {}
 
-    def begin(self, connection: Connection, program: TrainerProgram, scope: Scope) -> None:
+    def begin(self, connection: TrainerConnection, program: TrainerProgram, scope: Scope) -> None:
         pass
 
     def push(
-        self, connection: Connection, program: TrainerProgram, gradients: Gradients, scope: Scope
+        self, connection: TrainerConnection, program: TrainerProgram, gradients: Gradients, scope: Scope
     ) -> dict[str, Array]:
         self._last = connection, program, scope
 
@@ -88,7 +88,7 @@ class AsyncSteps:
             install(program, current(connection, program), scope)
         self._thread.shutdown()
 
-    def _asked(self, connection: Connection, rows: "Mapping[str, Any] | None") -> "PullResult":
+    def _asked(self, connection: TrainerConnection, rows: "Mapping[str, Any] | None") -> "PullResult":
         """Rows, and the parameters that came back for the gradients that are under way, which are
         waited for while servers look up the rows.
         """
@@ -110,7 +110,7 @@ class AsyncSteps:
         wait()
         return PullResult(found, came.result(), 0)
 
-    def _came_back(self, connection: Connection) -> dict[str, Array]:
+    def _came_back(self, connection: TrainerConnection) -> dict[str, Array]:
         """Send what was put off, and wait for the gradients that are under way: the pieces of parameters
         that came back for them.
         """

@@ -87,7 +87,7 @@ class Communicator:
             if depth < 0:
                 raise errors.ProgramError(f"communicator_prefetch_depth: expected at least 0, found {depth}")
 
-            def use(connection: connections.Connection) -> None:
+            def use(connection: connections.TrainerConnection) -> None:
                 connection.strategy, connection.prefetch_depth = made, depth
 
             self._strategy = made

@@ -11,7 +11,7 @@ import numpy as np
 from jfluid import errors
 from jfluid.compile.padding import ladder
 from jfluid.distributed.programs.trainer_program import TrainerProgram
-from jfluid.distributed.wire.connections import Connection, Gradients
+from jfluid.distributed.wire.connections import Gradients, TrainerConnection
 from jfluid.scope import Scope
 
 if TYPE_CHECKING:
@@ -59,18 +59,18 @@ class Geo:
         self._tables: set[str] = set()
         # of each step its ids, each once
         self._touched: dict[str, list[Array]] = {}
-        self._under_way: tuple[Future[PullResult], dict[str, Array], Scope, Connection] | None = None
-        self._last: tuple[Connection, Scope] | None = None
+        self._under_way: tuple[Future[PullResult], dict[str, Array], Scope, TrainerConnection] | None = None
+        self._last: tuple[TrainerConnection, Scope] | None = None
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="jfluid-geo")
         self._lock = threading.Lock()
 
     def overlaps(self, program: TrainerProgram) -> bool:
         return False  # there is nothing to pull
 
-    def pull(self, connection: Connection, ids: Mapping[str, Array]) -> "dict[str, PulledRows]":
+    def pull(self, connection: TrainerConnection, ids: Mapping[str, Array]) -> "dict[str, PulledRows]":
         return {}  # trainers hold their tables
 
-    def begin(self, connection: Connection, program: TrainerProgram, scope: Scope) -> None:
+    def begin(self, connection: TrainerConnection, program: TrainerProgram, scope: Scope) -> None:
         """Note the servers' values, which are everybody's at first; later take over what has come."""
         if not self._known:
             self._tables = {table for _, table in program.touched}
@@ -82,7 +82,7 @@ class Geo:
             self._take()
 
     def push(
-        self, connection: Connection, program: TrainerProgram, gradients: Gradients, scope: Scope
+        self, connection: TrainerConnection, program: TrainerProgram, gradients: Gradients, scope: Scope
     ) -> dict[str, Array]:
         from jfluid.ps_server import kernels
 
@@ -107,7 +107,7 @@ class Geo:
             self._take()
         self._thread.shutdown()
 
-    def _exchange(self, connection: Connection, scope: Scope) -> None:
+    def _exchange(self, connection: TrainerConnection, scope: Scope) -> None:
         if self._under_way is not None:
             self._take()
         from jfluid.ps_server import kernels

@@ -6,7 +6,7 @@ from jfluid import errors
 from jfluid.distributed.programs import trainer_program
 from jfluid.distributed.trainer.training import Trainer
 from jfluid.distributed.wire import connections
-from jfluid.distributed.wire.connections import Connection
+from jfluid.distributed.wire.connections import TrainerConnection
 from jfluid.engine import Engine, Fetched
 from jfluid.ir.program import Program
 from jfluid.parallel.data_parallel import DataParallel
@@ -29,7 +29,7 @@ class Reader(Trainer):
         connections.settle(self.program.endpoints, self.program.trainer_id)
         return super().run(feed, fetches, scope, parallel)
 
-    def _connected(self) -> Connection:
+    def _connected(self) -> TrainerConnection:
         if self._connection is None or not self._connection.users:
             self._connection = connections.observe(self.program.endpoints, self._engine)
             self._connection.register(self.program)

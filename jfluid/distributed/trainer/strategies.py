@@ -11,7 +11,7 @@ import numpy as np
 from jfluid import errors
 from jfluid.distributed.programs.trainer_program import TrainerProgram
 from jfluid.distributed.trainer import local_state
-from jfluid.distributed.wire.connections import Connection, Gradients
+from jfluid.distributed.wire.connections import Gradients, TrainerConnection
 from jfluid.scope import Scope
 
 if TYPE_CHECKING:
@@ -21,7 +21,7 @@ Array = np.ndarray[Any, Any]
 
 
 def send(
-    connection: Connection,
+    connection: TrainerConnection,
     program: TrainerProgram,
     gradients: Gradients,
     receive: bool,
@@ -59,7 +59,7 @@ def send(
     )
 
 
-def current(connection: Connection, program: TrainerProgram) -> dict[str, Array]:
+def current(connection: TrainerConnection, program: TrainerProgram) -> dict[str, Array]:
     """Return the pieces of all parameters as they are now."""
     return connection.client.pull(blocks=pieces(program), train=program.trains).blocks
 
@@ -95,14 +95,14 @@ class Direct:
     def overlaps(self, program: TrainerProgram) -> bool:
         return not self._in_rounds(program)
 
-    def pull(self, connection: Connection, ids: Mapping[str, Array]) -> "dict[str, PulledRows]":
+    def pull(self, connection: TrainerConnection, ids: Mapping[str, Array]) -> "dict[str, PulledRows]":
         return connection.calls.pull(ids).rows if ids else {}
 
-    def begin(self, connection: Connection, program: TrainerProgram, scope: Scope) -> None:
+    def begin(self, connection: TrainerConnection, program: TrainerProgram, scope: Scope) -> None:
         pass
 
     def push(
-        self, connection: Connection, program: TrainerProgram, gradients: Gradients, scope: Scope
+        self, connection: TrainerConnection, program: TrainerProgram, gradients: Gradients, scope: Scope
     ) -> dict[str, Array]:
         in_rounds = self._in_rounds(program)
         number = connection.rounds + 1 if in_rounds else 0
@@ -168,11 +168,11 @@ class Async:
 
     def __init__(self, settings: AsyncSettings):
         self._settings = settings
-        self._queue: queue.Queue[tuple[Connection, TrainerProgram, Gradients] | None] = queue.Queue()
+        self._queue: queue.Queue[tuple[TrainerConnection, TrainerProgram, Gradients] | None] = queue.Queue()
         self._taken = threading.Condition()  # something has left the queue
         self._fresh: dict[str, Array] = {}
         self._lock = threading.Lock()
-        self._last: tuple[Connection, TrainerProgram, Scope] | None = None
+        self._last: tuple[TrainerConnection, TrainerProgram, Scope] | None = None
         self._failed: BaseException | None = None
         self._since = 0  # gradients since parameters were received
         self._thread = threading.Thread(target=self._send_all, name="jfluid-communicator", daemon=True)
@@ -181,14 +181,14 @@ class Async:
     def overlaps(self, program: TrainerProgram) -> bool:
         return True
 
-    def pull(self, connection: Connection, ids: Mapping[str, Array]) -> "dict[str, PulledRows]":
+    def pull(self, connection: TrainerConnection, ids: Mapping[str, Array]) -> "dict[str, PulledRows]":
         return connection.client.pull(ids).rows if ids else {}
 
-    def begin(self, connection: Connection, program: TrainerProgram, scope: Scope) -> None:
+    def begin(self, connection: TrainerConnection, program: TrainerProgram, scope: Scope) -> None:
         pass
 
     def push(
-        self, connection: Connection, program: TrainerProgram, gradients: Gradients, scope: Scope
+        self, connection: TrainerConnection, program: TrainerProgram, gradients: Gradients, scope: Scope
     ) -> dict[str, Array]:
         # The thread reads them when this step's buffers may have been used again.
         self._last = connection, program, scope
@@ -256,7 +256,7 @@ class Async:
             self._take(fresh)
         return not ended
 
-    def _take_step(self, timeout_s: float | None = None) -> tuple[Connection, TrainerProgram, Gradients] | None:
+    def _take_step(self, timeout_s: float | None = None) -> tuple[TrainerConnection, TrainerProgram, Gradients] | None:
         """Return the next step of the queue; raises queue.Empty where none comes in time."""
         step = self._queue.get(timeout=timeout_s)
         with self._taken:

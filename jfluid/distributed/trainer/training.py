@@ -21,7 +21,7 @@ from jfluid.distributed.trainer.row_count import RowCount
 from jfluid.distributed.trainer.row_gradients import array_of, inner
 from jfluid.distributed.trainer.strategies import DIRECT, current, install
 from jfluid.distributed.wire import connections
-from jfluid.distributed.wire.connections import Connection, Gradients, Strategy
+from jfluid.distributed.wire.connections import Gradients, Strategy, TrainerConnection
 from jfluid.engine import Engine, Fetched, Owned, Prepared, Runner
 from jfluid.ir.program import Program
 from jfluid.lod_tensor import LoDTensor
@@ -81,7 +81,7 @@ class Trainer(Runner):
 
     def __init__(self, program: TrainerProgram, engine: Engine):
         self.program, self._engine = program, engine
-        self._connection: Connection | None = None
+        self._connection: TrainerConnection | None = None
         self._asking: dict[tuple[str, ...], Program] = {}
         self._placer = FeedPlacer()
 
@@ -146,7 +146,7 @@ class Trainer(Runner):
 
     def _request(
         self,
-        connection: Connection,
+        connection: TrainerConnection,
         strategy: Strategy,
         devices: DataParallel | None,
         batch: Any,
@@ -159,7 +159,7 @@ class Trainer(Runner):
 
     def _pull_ahead(
         self,
-        connection: Connection,
+        connection: TrainerConnection,
         strategy: Strategy,
         asked: Mapping[str, tuple[Array, Any]],
         place: bool,
@@ -171,7 +171,9 @@ class Trainer(Runner):
         padded = {table: LoDTensor(_padded(rows)) for table, rows in found.items()}
         return found, dict(self._placer.place(padded, self._engine.device))
 
-    def _pull(self, connection: Connection, strategy: Strategy, ids: Mapping[str, Array]) -> "Mapping[str, PulledRows]":
+    def _pull(
+        self, connection: TrainerConnection, strategy: Strategy, ids: Mapping[str, Array]
+    ) -> "Mapping[str, PulledRows]":
         if self.program.trains or not ids:
             return strategy.pull(connection, ids)
         # an evaluation leaves tables as they are
@@ -328,14 +330,14 @@ class Trainer(Runner):
                 found[name] = np.asarray(value)
         return found
 
-    def _resume(self, connection: Connection, scope: Scope) -> None:
+    def _resume(self, connection: TrainerConnection, scope: Scope) -> None:
         """Before the first step of a trainer that was started again: give it back what only it had."""
         if connection.resumed is not None:
             local_state.install(connection.resumed, scope)
             if self.program.trains:
                 connection.resumed = None
 
-    def _connected(self) -> Connection:
+    def _connected(self) -> TrainerConnection:
         if self._connection is None or self._connection.left:
             user = self._engine if self._engine.says_goodbye else None
             self._connection = connections.connect(self.program, user)
@@ -480,7 +482,7 @@ def _padded(rows: "PulledRows") -> Array:
     return values
 
 
-def _untrained(connection: Connection, batches: Iterable[Any]) -> Iterator[Any]:
+def _untrained(connection: TrainerConnection, batches: Iterable[Any]) -> Iterator[Any]:
     """The batches without those that were trained before this process was started again."""
     for batch in batches:
         if connection.batches_to_skip:

@@ -50,7 +50,7 @@ class Gradients:
 class Strategy(Protocol):
     """How a trainer works together with servers."""
 
-    def pull(self, connection: "Connection", ids: Mapping[str, Array]) -> "dict[str, PulledRows]":
+    def pull(self, connection: "TrainerConnection", ids: Mapping[str, Array]) -> "dict[str, PulledRows]":
         """Return rows of tables for a step. May be called for steps ahead, by other threads."""
         ...
 
@@ -58,12 +58,12 @@ class Strategy(Protocol):
         """Return whether rows for the next step may be pulled before this one's gradients are applied."""
         ...
 
-    def begin(self, connection: "Connection", program: TrainerProgram, scope: Scope) -> None:
+    def begin(self, connection: "TrainerConnection", program: TrainerProgram, scope: Scope) -> None:
         """A step begins."""
         ...
 
     def push(
-        self, connection: "Connection", program: TrainerProgram, gradients: Gradients, scope: Scope
+        self, connection: "TrainerConnection", program: TrainerProgram, gradients: Gradients, scope: Scope
     ) -> dict[str, Array]:
         """Take a step's gradients; the pieces of parameters that are new since the last one."""
         ...
@@ -115,7 +115,7 @@ class Laps:
         self._last = now
 
 
-class Connection:
+class TrainerConnection:
     """One trainer's connection to all servers of its job.
 
     Attributes:
@@ -324,16 +324,16 @@ class Connection:
         )
 
 
-_connections: dict[tuple[tuple[str, ...], int], Connection] = {}
+_connections: dict[tuple[tuple[str, ...], int], TrainerConnection] = {}
 # Number of one who is no trainer, among the connections.
 _OBSERVER = -1
 _lock = threading.Lock()
 _making: dict[tuple[tuple[str, ...], int], threading.Lock] = {}
 # what to do with connections as soon as they are made
-_awaited: dict[tuple[tuple[str, ...], int], Callable[[Connection], None]] = {}
+_awaited: dict[tuple[tuple[str, ...], int], Callable[[TrainerConnection], None]] = {}
 
 
-def connect(program: TrainerProgram, user: object = None) -> Connection:
+def connect(program: TrainerProgram, user: object = None) -> TrainerConnection:
     """Return the connection of the trainer that a program is for, made when it is first asked for;
     `user` leaves it later.
     """
@@ -349,7 +349,7 @@ def connect(program: TrainerProgram, user: object = None) -> Connection:
     return found
 
 
-def when_connected(program: TrainerProgram, use: Callable[[Connection], None]) -> None:
+def when_connected(program: TrainerProgram, use: Callable[[TrainerConnection], None]) -> None:
     """Call `use` with the connection of the trainer that a program is for: now where there is one,
     else as soon as a step makes it.
     """
@@ -368,7 +368,7 @@ def cancel(program: TrainerProgram) -> bool:
         return _awaited.pop((tuple(program.endpoints), program.trainer_id), None) is not None
 
 
-def borrow(endpoints: Sequence[str], trainer: int, user: object) -> Connection:
+def borrow(endpoints: Sequence[str], trainer: int, user: object) -> TrainerConnection:
     """Return a trainer's connection, for one who asks the servers something in passing.
 
     `user` leaves it later if nobody else has it.
@@ -400,7 +400,7 @@ def settle(endpoints: Sequence[str], trainer: int) -> None:
         connection.settle()
 
 
-def observe(endpoints: Sequence[str], user: object) -> Connection:
+def observe(endpoints: Sequence[str], user: object) -> TrainerConnection:
     """Return the connection of one who only reads what servers have: they count it among no
     trainers, and do not wait for it. `user` leaves it later.
     """
@@ -409,7 +409,7 @@ def observe(endpoints: Sequence[str], user: object) -> Connection:
     return found
 
 
-def _found(endpoints: Sequence[str], trainer: int) -> tuple[Connection, bool]:
+def _found(endpoints: Sequence[str], trainer: int) -> tuple[TrainerConnection, bool]:
     """A trainer's connection, and whether it was made now."""
     key = tuple(endpoints), trainer
     with _lock:
@@ -419,7 +419,7 @@ def _found(endpoints: Sequence[str], trainer: int) -> tuple[Connection, bool]:
         found = _connections.get(key)
         if found is not None:
             return found, False
-        made = Connection(endpoints, max(trainer, 0), observes=trainer == _OBSERVER)
+        made = TrainerConnection(endpoints, max(trainer, 0), observes=trainer == _OBSERVER)
         with _lock:
             _connections[key] = made
             use = _awaited.pop(key, None)
@@ -428,7 +428,7 @@ def _found(endpoints: Sequence[str], trainer: int) -> tuple[Connection, bool]:
         return made, True
 
 
-def _forget(connection: Connection) -> None:
+def _forget(connection: TrainerConnection) -> None:
     """Let the next one who asks for this connection make another."""
     with _lock:
         for key in [key for key, found in _connections.items() if found is connection]:

@@ -16,9 +16,9 @@ from jfluid.ps_server.dense import SavedBlock
 from jfluid.ps_server.errors import DamagedError
 from jfluid.ps_server.manifest import Manifest, PiecePart, TablePart
 from jfluid.ps_server.snapshot_files import read_clock, read_rows
+from jfluid.ps_server.snapshot_reassembly import HeldPiece, SnapshotReassembly, in_order
 from jfluid.ps_server.store import Store
 from jfluid.ps_server.table import SparseTable
-from jfluid.ps_server.wholes import HeldPiece, Wholes, in_order
 
 Array = np.ndarray[Any, Any]
 
@@ -48,7 +48,7 @@ def read(
     Raises DamagedError where rows are not in the snapshot once each, or where its servers
     contradict each other, ServerError for variables of another program.
     """
-    wholes = Wholes(folder, manifests)
+    reassembly = SnapshotReassembly(folder, manifests)
     known = store.variables()
     for manifest in manifests:
         for piece in (manifest.pieces or {}).values():
@@ -57,11 +57,11 @@ def read(
                     f"{folder / manifest.stem}.json: variable {piece.variable}: this program has none of that name"
                 )
     blocks: list[tuple[SavedBlock, dict[str, Any]]] = []
-    for block in store.recut_blocks():
-        state = block.recut(wholes)
+    for block in store.resharded_blocks():
+        state = block.reshard(reassembly)
         block.check(state)
         blocks.append((block, state))
-        wholes.forget()
+        reassembly.forget()
     return blocks, _tables(store, folder, manifests)
 
 

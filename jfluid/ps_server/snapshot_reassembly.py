@@ -22,10 +22,10 @@ Array = np.ndarray[Any, Any]
 _DESCRIBED = TypeAdapter(list[tuple[str, str, tuple[Annotated[int, Field(ge=0, lt=2**48)], ...]]])
 
 
-class RecutBlock(SavedBlock, Protocol):
+class ReshardedBlock(SavedBlock, Protocol):
     """A block of variables of a program, which other servers had in other pieces."""
 
-    def recut(self, wholes: "Wholes") -> dict[str, Any]:
+    def reshard(self, reassembly: "SnapshotReassembly") -> dict[str, Any]:
         """Return the state that a snapshot of as many servers as there are now would have."""
         ...
 
@@ -53,7 +53,7 @@ class HeldPiece:
         return self.piece.rows if self.piece.rows is not None else (*self.piece.shape, 1)[0]
 
 
-class Wholes:
+class SnapshotReassembly:
     """The variables of a snapshot, whichever pieces its servers held.
 
     Attributes:
