@@ -109,7 +109,7 @@ class _Beginning(validation.Spec):
 
 
 def _store(options: argparse.Namespace) -> tuple[Store, Manifest | None]:
-    """What the server begins with, and what it was restored from."""
+    """Return the store that the server begins with, and the source of the restore."""
     store = Store()
     if options.tables is not None:
         beginning = validation.read(_Beginning, read_yaml(options.tables), str(options.tables))
@@ -125,7 +125,7 @@ def _store(options: argparse.Namespace) -> tuple[Store, Manifest | None]:
 
 
 class _Formatter(logging.Formatter):
-    """Writes lines of the log, with names and messages of others as terminals may have them."""
+    """Formatter of log lines that escapes names and messages of other processes for terminals."""
 
     def format(self, record: logging.LogRecord) -> str:
         """Return a record as text."""

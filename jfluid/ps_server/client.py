@@ -170,7 +170,7 @@ class Client:
         tables: Sequence[specs.TableSpec] = (),
         blocks: Mapping[int, Sequence[specs.BlockSpec]] | None = None,
     ) -> None:
-        """Create tables on all servers, and the blocks of each server number, unless they exist.
+        """Create tables on all servers, and the blocks of each server number, unless these exist.
 
         Every trainer does this, with the same specs: it also tells the client which server owns
         which block.
@@ -200,8 +200,10 @@ class Client:
                 self.place_block(spec.name, number, spec.shape)
 
     def place_block(self, name: str, server: int, shape: Sequence[int], there: str = "") -> None:
-        """Tell the client which server owns a block that the server created itself, and its name
-        `there` if that differs.
+        """Record the server of a block that the server created itself.
+
+        Args:
+            there: the name of the block at the server, if that differs.
         """
         self._directory.blocks[name] = Block(server, there or name, tuple(shape))
 
@@ -302,8 +304,9 @@ class Client:
         return self._send(call)
 
     def look_up(self, table: str, ids: Array, slot: str = "") -> Array:
-        """Return float32 [n, width]: rows as they are, for evaluation and serving; no row is
-        created and no show counted.
+        """Return rows float32 [n, width] without a change: for evaluation and serving.
+
+        No row is created and no show is counted.
 
         Args:
             slot: the name of an optimizer slot, to get its numbers instead of the values. For a
@@ -330,7 +333,7 @@ class Client:
         return rows
 
     def shrink(self, table: str, age: int) -> int:
-        """Drop the rows of a table that none of its last `age` updates touched; returns how many."""
+        """Drop the rows that the last `age` updates of a table did not touch; return the number of dropped rows."""
         places = self._directory.places(table)
 
         def ask(number: int) -> int:
@@ -352,11 +355,11 @@ class Client:
         self._connections.barrier(name, number)
 
     def save(self, folder: str, snapshot: str | None = None, tables: Sequence[str] = ()) -> str:
-        """Write a snapshot of all servers, or only of some tables, into a folder (an absolute path
-        on their machines); returns its id.
+        """Write a snapshot of all servers, or only of some tables, into a folder; return the id of the snapshot.
 
-        Training may continue: each server writes its state at one moment. In synchronous training
-        save between two rounds, so that all servers have applied the same rounds.
+        The folder is an absolute path on the servers' machines. Training may continue: each server writes its
+        state at one moment. In synchronous training save between two rounds, so that all servers have applied
+        the same rounds.
         """
         snapshot = snapshot or uuid.uuid4().hex
         if self._connections.entered:
@@ -369,8 +372,9 @@ class Client:
         return snapshot
 
     def restore(self, folder: str, snapshot: str = "", tables: Sequence[str] = ()) -> str:
-        """Restore all servers, or only some tables, from a snapshot (by default the newest complete
-        one); returns its id.
+        """Restore all servers, or only some tables, from a snapshot; return the id of the snapshot.
+
+        By default it is the newest complete snapshot.
         """
         replies = self._connections.everywhere(
             lambda number: self._connections[number].call(
@@ -389,7 +393,7 @@ class Client:
 
     @property
     def restarts(self) -> int:
-        """How many restarts of servers this client has noticed."""
+        """Number of restarts of servers that this client has noticed."""
         return sum(connection.restarts for connection in self._connections)
 
     def status(self) -> list[pb.StatusReply]:
@@ -461,7 +465,7 @@ class Client:
         return found
 
     def _widths(self) -> dict[str, int]:
-        """The widths of all tables, by name."""
+        """Return the widths of all tables, by name."""
         return widths_of(self._connections[0].call("Status", pb.StatusRequest(trainer=self.trainer)))
 
     def _looked_up(self, number: int, request: pb.LookUpRequest) -> Any:

@@ -1,4 +1,4 @@
-"""The connection of a client to one server: retries, large messages in chunks, recovery of servers that restart."""
+"""Connection of a client to one server: retries of calls, and repair of a server that has restarted."""
 
 import logging
 import random
@@ -52,7 +52,7 @@ def credentials_of(
     tls_key: bytes | None = None,
     **_: object,
 ) -> grpc.ChannelCredentials | None:
-    """Return what a client's connections use for TLS (see Client); None for connections without it."""
+    """Return the TLS credentials of a client's connections (see Client); None for connections without TLS."""
     return grpc.ssl_channel_credentials(tls_authority, tls_key, tls_certificate) if tls_authority else None
 
 
@@ -155,7 +155,7 @@ class ServerConnection:
     # ---- a server that starts again ----
 
     def create(self, request: pb.CreateRequest) -> None:
-        """Create tables and blocks, now and whenever the server restarts without them."""
+        """Create tables and blocks, now and whenever the server restarts without the snapshot of both."""
         reply = self.call("Create", request)
         with self._mending:
             self._life = self._life or reply.server_incarnation
@@ -221,7 +221,7 @@ class ServerConnection:
                 logger.warning("%s", error)
 
     def mend(self, life: int) -> None:
-        """Repair the server, whose incarnation `life` has ended, unless another thread has done so.
+        """Repair the server after the end of incarnation `life`, unless a different thread has done so.
 
         Raises ServerError.
         """
@@ -314,8 +314,10 @@ class ServerConnection:
         return bool(reply.over or not len(self.replay_log))
 
     def gone(self, caller: pb.Caller) -> None:
-        """Confirm that the answer to `leave` has arrived, if the server still runs: without the
-        confirmation it stays for a while to answer again."""
+        """Confirm to the server that the answer to `leave` has arrived.
+
+        Without the confirmation the server stays for a while, to answer again.
+        """
         request = pb.LeaveRequest(caller=caller, client=self._buffers.client, knows=True)
         for _ in range(_ASIDE_TRIES):
             try:
@@ -401,7 +403,7 @@ class ServerConnection:
 
 
 def _is_lost(error: grpc.RpcError) -> bool:
-    """Whether a call got no answer of the service, which may have received it or not: it may be sent again."""
+    """Return True if a call got no answer of the service: the request may have arrived, and is sent again."""
     code = error.code()
     # a server that ends cancels its pending calls
     if code in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.CANCELLED):

@@ -16,8 +16,10 @@ _ALL = slice(None)
 
 @dataclass(frozen=True)
 class RowRange:
-    """A range of ids of a table, `rows` of them from `first` on, that one server owns as its table
-    `name`, where they count from 0."""
+    """Range of `rows` ids of a table, from `first` on, that one server owns.
+
+    The server has the range as its table `name`, in which ids count from 0.
+    """
 
     name: str
     server: int

@@ -69,7 +69,7 @@ class GrpcTransport(Transport):
             return None
 
     def renew(self) -> None:
-        """Begin another session with the next call."""
+        """Begin a new session with the next call."""
         self._session.renew()
 
     def forget(self) -> None:

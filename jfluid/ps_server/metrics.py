@@ -1,4 +1,4 @@
-"""What a server counts, for Prometheus."""
+"""Metrics of a server for Prometheus."""
 
 import itertools
 import threading
@@ -48,7 +48,7 @@ class _Labelled(dict[str | tuple[str, ...], Any]):
 
 
 class Metrics:
-    """Counters and histograms of one server, in a registry of their own: parts of them by labels."""
+    """Counters and histograms of one server in a separate registry, in part with labels."""
 
     def __init__(self, store: Store):
         self.registry = CollectorRegistry()
@@ -90,11 +90,11 @@ class Metrics:
         self.registry.register(_State(store))
 
     def waiting(self, kind: str) -> "_Timed":
-        """Return a context whose duration is counted as waiting for other trainers."""
+        """Return a context that counts its duration as waiting for other trainers."""
         return _Timed(self.waited[kind].observe)
 
     def part(self, part: str) -> "_Timed":
-        """Return a context whose duration is counted as that part of a call."""
+        """Return a context that counts its duration as this part of a call."""
         return _Timed(self.parts[part].inc)
 
 
@@ -110,8 +110,9 @@ class _Timed:
 
 
 class Counted:
-    """A histogram of whole numbers by a label, which counts many at once: each push has one for each block,
-    and Prometheus's own takes microseconds for each.
+    """Histogram of whole numbers by a label, which counts many numbers at once.
+
+    Each push has a number for each block, and Prometheus's histogram takes microseconds for each.
     """
 
     def __init__(self, name: str, text: str, label: str, buckets: Sequence[int]):
@@ -145,7 +146,7 @@ def _shown(label: Any) -> str:
 
 
 class _State:
-    """What the store holds at the moment of asking."""
+    """Collector of the store's sizes at the moment of a scrape."""
 
     def __init__(self, store: Store):
         self._store = store

@@ -1,6 +1,6 @@
-"""Snapshots of a program's servers for another number of them: the pieces of each variable are joined, and cut anew.
+"""Resharding of snapshots: the pieces of each variable are joined, and divided for a new number of servers.
 
-What the pieces were of stands in the manifests; what they are here the store says (`Store.pieces`).
+Manifests describe the pieces in a snapshot; the store describes the pieces here (`Store.pieces`).
 Rows of tables travel from file to table.
 """
 
@@ -24,9 +24,7 @@ Array = np.ndarray[Any, Any]
 
 
 def other_pieces(store: Store, manifest: Manifest) -> set[str]:
-    """Return the variables of which the server that wrote a manifest had other pieces; none where
-    one of both sides does not tell.
-    """
+    """Return the variables with other pieces in a manifest than here; none if a side does not describe its pieces."""
     here, there = store.pieces(), manifest.pieces
     if here is None or there is None:
         return set()
@@ -35,15 +33,14 @@ def other_pieces(store: Store, manifest: Manifest) -> set[str]:
 
 
 def told(store: Store, manifests: Sequence[Manifest]) -> bool:
-    """Return whether the snapshot and the store say what their pieces are of."""
+    """Return True if the snapshot and the store describe their pieces."""
     return store.pieces() is not None and all(m.pieces is not None for m in manifests)
 
 
 def read(
     store: Store, folder: Path, manifests: Sequence[Manifest]
 ) -> tuple[list[tuple[SavedBlock, dict[str, Any]]], dict[str, SparseTable]]:
-    """Return the store's blocks with the states that they take over, and its tables of consecutive
-    rows, with their rows.
+    """Return the store's blocks with their new states, and its tables of consecutive rows, with the rows.
 
     Raises DamagedError where rows are not in the snapshot once each, or where its servers
     contradict each other, ServerError for variables of another program.
@@ -130,7 +127,7 @@ def _table(
 
 
 def _named_whole(spec: specs.TableSpec, pieces: Mapping[str, PiecePart]) -> specs.TableSpec:
-    """A spec with the names that the variables have in the program before it was divided."""
+    """Return a spec with the names of the variables in the undivided program."""
 
     def whole(name: str) -> str:
         return pieces[name].variable if name in pieces else name

@@ -32,7 +32,7 @@ class _Line(validation.Spec):
 
 
 class RoundSnapshots:
-    """Plans, writes and retains them. Safe for threads.
+    """Planner, writer and keeper of the snapshots of rounds. Safe for threads.
 
     Args:
         folder: this server's own.
@@ -143,7 +143,7 @@ class RoundSnapshots:
             return True
 
     def on_round(self, number: int) -> None:
-        """A round was applied, and no other change goes on."""
+        """Write a snapshot if this round was planned; called after a round, while no other change goes on."""
         with self._changed:
             if number != self._planned:
                 if number > self._planned:
@@ -197,7 +197,7 @@ class RoundSnapshots:
             return self._changed.wait_for(lambda: not self._writing, timeout_s)
 
     def retain(self, rounds: Sequence[int]) -> None:
-        """All servers have snapshots of these rounds: others but the newest of this server may go."""
+        """Keep the snapshots of these rounds, which all servers have, and the newest; older ones may go."""
         with self._changed:
             missing = [r for r in rounds if r not in self._found]
             if missing or not rounds:
@@ -213,7 +213,7 @@ class RoundSnapshots:
             self._on_durable(name, *ledgers)
 
     def _prune(self) -> None:
-        """Remove what is neither the newest nor retained."""
+        """Remove snapshots that are neither the newest nor retained."""
         # one that is just being written would look as if nobody wrote it any more
         with self._files:
             with self._changed:
@@ -236,7 +236,7 @@ class RoundSnapshots:
             return []
 
     def _write_retained(self) -> None:
-        """Raises OSError when the disk does not take it."""
+        """Write the list of retained snapshots. Raises OSError when the disk does not take it."""
         path = self.folder / _RETAINED
         fresh = path.with_suffix(".partial")
         with open(fresh, "w", opener=private_files.create) as file:

@@ -1,4 +1,4 @@
-"""Fast channels on a server: a thread for each waits for calls and answers them."""
+"""Fast channels on a server: one thread for each channel waits for calls and answers."""
 
 import os
 import threading
@@ -65,8 +65,9 @@ class ServedChannel(ABC):
 
     @abstractmethod
     def receive(self) -> Received | None:
-        """Return the next call, whose request may lie in the channel's memory; None when the channel or the server ends.
+        """Return the next call; None when the channel or the server ends.
 
+        The request may lie in the channel's memory until the call is answered.
         Raises OSError when the caller has ended, or sends invalid data.
         """
 

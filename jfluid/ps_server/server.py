@@ -42,7 +42,7 @@ _BY_DEFAULT = ServerVariables()
 
 
 class Settings(validation.Spec):
-    """How a server runs.
+    """Settings of a server.
 
     Attributes:
         token: the job's secret, which every call must prove to know; 16 to 1024 characters.
@@ -174,12 +174,14 @@ class Server:
                 self._ended.set()
 
     def wait(self, timeout_s: float | None = None) -> bool:
-        """Wait until all trainers have left or the job has failed (with `end_with_trainers`), or
-        `stop` was called; False when the time is up."""
+        """Wait for the end of the job (with `end_with_trainers`) or for `stop`; False when the time is up.
+
+        The job ends when all trainers have left, or when it has failed.
+        """
         return self._ended.wait(timeout_s)
 
     def stop(self, grace_s: float = 5.0) -> None:
-        """Take no more calls; those under way have `grace_s` seconds."""
+        """Take no more calls; give pending calls `grace_s` seconds."""
         self._ended.set()
         stopped = self._grpc.stop(grace_s)
         for local in (self.service.buffers, self.service.streams):
@@ -202,8 +204,10 @@ class Server:
 
 
 def _metrics_tokens(settings: Settings) -> list[str]:
-    """The tokens with which metrics may be asked for: what follows from the job's secret; and on
-    this machine from that of this user, who need not know the secrets that launchers make."""
+    """Return the tokens that the metrics endpoint accepts: the job's, and on this host also this user's.
+
+    A user need not know the secrets that launchers make.
+    """
     tokens = [secret.metrics_token(settings.token)]
     if secret.is_loopback(settings.host):
         try:

@@ -1,6 +1,4 @@
-"""ServerConnections: one trainer's connections to all servers of its job, and what it does at all of
-them: calls at the same time, joining, heartbeats, barriers, leaving.
-"""
+"""Connections of one trainer to all servers: concurrent calls, joining, heartbeats, barriers, leaving."""
 
 import contextlib
 import itertools
@@ -95,12 +93,11 @@ class ServerConnections:
         quick: bool = False,
         meanwhile: Callable[[], None] = lambda: None,
     ) -> list[Any]:
-        """Call `function` with the number of every server, all at the same time; returns what it
-        returned, in the order of the servers.
+        """Call `function` with the number of every server concurrently; return the results in the order of the servers.
 
         Args:
-            quick: no call waits for other trainers, so this thread may make one of them itself,
-                although it then learns of errors of the others only after its own answer.
+            quick: no call waits for other trainers, so this thread may make one of the calls itself. It then learns
+                of errors of the other calls only after its own answer.
             meanwhile: called when other threads have begun their calls, and this one has made its.
         """
         *others, last = range(len(self._connections))
@@ -123,7 +120,7 @@ class ServerConnections:
         quick: bool,
         meanwhile: Callable[[], None] | None,
     ) -> list[Any]:
-        """What `send` returns for each server.
+        """Send a request to each server; return the results of `send`.
 
         `meanwhile` is called when all requests are on their way: before that the interpreter would keep the
         threads from sending them.
@@ -161,13 +158,14 @@ class ServerConnections:
 
     @property
     def entered(self) -> bool:
-        """Whether this trainer has an incarnation: it has joined the job, or was given one."""
+        """True if this trainer has an incarnation: it has joined the job, or was given one."""
         return bool(self._incarnation)
 
     def enter(self) -> int:
-        """Join the job as the trainer of this number, unless it has joined; returns the
-        incarnation, which is higher than any that a server knew. When this returns no call of an
-        earlier one is begun any more.
+        """Join the job as the trainer of this number, unless it has joined; return the incarnation.
+
+        The incarnation is higher than any that a server knew. When this returns no call of an earlier one
+        is begun any more.
         """
         with self._entering:
             self._begin_beats()
@@ -185,7 +183,7 @@ class ServerConnections:
             return self._incarnation
 
     def caller(self, sequence: int = 0, outstanding: int = 0) -> pb.Caller:
-        """Who calls, for the requests that only trainers make: joins the job first.
+        """Return the Caller message for requests that only trainers make; join the job first.
 
         Args:
             sequence, outstanding: of a request that changes a server (see SequenceNumbers).
@@ -213,7 +211,7 @@ class ServerConnections:
                     logger.warning("heartbeat: %s", error)
 
     def look(self, first: int = 0) -> None:
-        """Find servers from number `first` on that have restarted, and send them what they lack."""
+        """Find restarted servers, from number `first` on, and send each the calls that it lacks."""
 
         def look(number: int) -> None:
             if number >= first:
@@ -225,9 +223,7 @@ class ServerConnections:
     # ---- barriers --------------------------------------------------------------------------------
 
     def barrier(self, name: str, number: int | None) -> None:
-        """Wait at server 0 until all trainers have reached generation `number` of the barrier; None is
-        the one after the last.
-        """
+        """Wait at server 0 until all trainers have reached generation `number` of the barrier; None for the next one."""
         self.enter()
         if number is None:
             with self._lock:

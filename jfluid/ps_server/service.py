@@ -1,4 +1,4 @@
-"""What a server does with each call."""
+"""The calls of a server."""
 
 import functools
 import logging
@@ -54,7 +54,7 @@ logger = logging.getLogger(__name__)
 
 
 class _CheckedPull(NamedTuple):
-    """A pull that can be answered: whose it is, None for one that changes nothing, and what it asks for."""
+    """Pull that can be answered: its place in the trainer's calls (None if it changes nothing), rows and blocks."""
 
     call: Call | None
     wanted: list[Wanted]
@@ -62,7 +62,7 @@ class _CheckedPull(NamedTuple):
 
 
 class Service:
-    """The calls, as functions from message to message; `handlers` puts them onto gRPC.
+    """Calls as functions from message to message; `handlers` puts the functions onto gRPC.
 
     Args:
         server, servers: this is server number `server` (from 0) of `servers`.
@@ -179,7 +179,7 @@ class Service:
             raise RestartedError(f"this server has started again, as incarnation {self.incarnation}")
 
     def _count(self, rows: list[RowsUpdate], blocks: list[BlockUpdate], trainer: int) -> None:
-        """Count what was applied, and how many other updates were between a trainer's pull and its gradients."""
+        """Count applied updates, and the updates between a trainer's pull and its gradients."""
         pulled = self._pulled.get(trainer, {})
         steps = [(u.table, self.store.tables[u.table].step) for u in rows if u.change == Change.GRADIENT]
         steps += [
@@ -197,7 +197,7 @@ class Service:
         return self._pulled_after(request, self._checked_pull(request, limit), alive)
 
     def _pulled_after(self, request: pb.PullRequest, checked: _CheckedPull, alive: Alive) -> wire.PullReply:
-        """What a pull asks for, when its round was applied."""
+        """Answer a pull when its round was applied."""
         if request.confirm and checked.call:
             self.trainer_group.confirm(checked.call.trainer, checked.call.incarnation, request.round)
         if request.round > self.store.rounds:
@@ -207,7 +207,7 @@ class Service:
             return self._pulled_now(request, checked, alive)
 
     def _pulled_now(self, request: pb.PullRequest, checked: _CheckedPull, alive: Alive) -> wire.PullReply:
-        """What a checked pull asks for, as it is now."""
+        """Answer a checked pull with the current values."""
         call, wanted, blocks = checked
         reply = wire.PullReply(self.store.rounds, self.incarnation)
         pulled = self._pulled.setdefault(call.trainer, {}) if call else {}
@@ -235,7 +235,7 @@ class Service:
         return reply
 
     def _checked_pull(self, request: pb.PullRequest, limit: int) -> _CheckedPull:
-        """A pull that can be answered. Raises ServerError for another."""
+        """Check a pull. Raises ServerError for a pull that cannot be answered."""
         call = wire.call_of(request.caller) if request.HasField("caller") else None
         if call:
             self._heard(request.caller)
@@ -341,7 +341,7 @@ class Service:
             return self._saved
 
     def save_alone(self, folder: Path) -> pb.SaveReply:
-        """Write a snapshot of this server alone, not as a part of one of all servers; the one before is retained, too.
+        """Write a snapshot of this server alone, outside of the snapshots of all servers; retain the previous one, too.
 
         Raises OSError.
         """
@@ -354,7 +354,7 @@ class Service:
     def _write(
         self, folder: Path, name: str, only: Sequence[str] = (), alone: bool = False
     ) -> tuple[pb.SaveReply, StoreView]:
-        """(the reply, the view of the store that was written, whose rows can no longer be read)."""
+        """Write a snapshot; return the reply and the written view of the store, with rows that can no longer be read."""
         start, number = time.monotonic(), (0, 1) if alone else (self.server, self.servers)
         left = self.trainer_group.left()
         with self.store.view(only) as view:
@@ -503,7 +503,7 @@ class Service:
         size: int,
         function: Callable[[], Any],
     ) -> list[Any]:
-        """The serialized answer, in pieces; an error becomes a status with its message."""
+        """Return the serialized answer, in pieces; an error becomes a status with its message."""
         start, status = time.perf_counter(), grpc.StatusCode.OK
         try:
             if not (self.ready.is_set() or name == "Recovery"):

@@ -73,7 +73,7 @@ class SharedBuffer(FastChannel):
         """Do nothing: memory and pipes are released with the last reference to the buffer."""
 
     def write_reply(self, parts: Sequence[Any]) -> int:
-        """Write the pieces of a reply one after the other; return their size in bytes. They must fit."""
+        """Write the pieces of a reply, which must fit, one after the other; return the size in bytes."""
         return self._write(_HEADER + self.capacity, parts)
 
     def request(self, size: int) -> memoryview:
@@ -81,7 +81,7 @@ class SharedBuffer(FastChannel):
         return self._read(_HEADER, size)
 
     def reply(self, size: int) -> memoryview:
-        """Return the reply in place, until the buffer serves another call."""
+        """Return the reply in place, until the buffer serves the next call."""
         return self._read(_HEADER + self.capacity, size)
 
     def _write(self, at: int, parts: Sequence[Any]) -> int:
@@ -178,7 +178,7 @@ class SharedBuffers(FastTransport[SharedBuffer]):
 
 
 class _ServedBuffer(ServedChannel):
-    """A server's end of a buffer and of its pipes.
+    """Server's end of a buffer and of the pipes to its client.
 
     Args:
         known: the server's buffers by name; the channel ends when its buffer is not among them.
@@ -245,9 +245,7 @@ class AttachedBuffers(ServedChannels[_ServedBuffer]):
         self._clients: dict[int, tuple[int, set[int]]] = {}  # client -> (process, its buffers)
 
     def attach(self, request: pb.AttachRequest) -> int:
-        """Return the name of a new buffer; 0 when its file is not found: the caller is on another
-        machine, or is another user.
-        """
+        """Return the name of a new buffer; 0 if its file belongs to a different host or user."""
         if request.capacity > self._largest:
             raise TooLargeError(f"a buffer of {request.capacity} bytes each way; the limit is {self._largest}")
         buffer = _opened(request)
@@ -296,7 +294,7 @@ def random_name() -> int:
 
 
 def _opened(request: pb.AttachRequest) -> SharedBuffer | None:
-    """Open the caller's buffer; None when the file is not one of this machine and user."""
+    """Open the caller's buffer; None for a file of a different host or user."""
     path = f"/proc/{request.process}/fd/{request.file}"
     try:
         if not os.readlink(path).startswith(f"/memfd:{_NAME} "):

@@ -218,11 +218,13 @@ def _sync(folder: Path) -> None:
 
 
 def retain(folder: str | Path, snapshots: Sequence[str], server: int, before: int | None = None) -> None:
-    """Remove the files of other snapshots than these from a folder: those whose number is below
-    `before` (all without it), and what this server left behind when it was killed while it wrote.
+    """Remove the files of other snapshots from a folder, and leftovers of a server that was killed during a write.
 
-    A server writes one snapshot after the other, so that what has no manifest of it yet will never
-    have one.
+    Args:
+        before: remove only snapshots with a lower number; None for all.
+
+    A server writes one snapshot after the other, so a snapshot without a manifest of this server
+    will never have one.
     """
     folder = Path(folder)
     numbers = {name: max(map(_number, parts.values())) for (name, _), parts in _manifests(folder).items()}
@@ -235,7 +237,7 @@ def retain(folder: str | Path, snapshots: Sequence[str], server: int, before: in
 
 
 def _number(manifest: Path) -> int:
-    """The number in a manifest; 0 where it cannot be read."""
+    """Return the number in a manifest; 0 if it cannot be read."""
     try:
         return read_manifest(manifest).number
     except DamagedError:
@@ -294,9 +296,7 @@ def ids(folder: str | Path) -> set[str]:
 
 
 def job_of(folder: str | Path) -> str:
-    """Return the id of the job that the newest snapshot of one server in a folder is of; empty
-    where there is none, or it does not tell.
-    """
+    """Return the job's id in the newest snapshot of one server in a folder; empty without a snapshot or id."""
     found = list[Manifest]()
     for (_, servers), parts in _manifests(Path(folder)).items() if os.path.isdir(folder) else ():
         with contextlib.suppress(DamagedError):
@@ -305,11 +305,10 @@ def job_of(folder: str | Path) -> str:
 
 
 def sound(folder: str | Path, job: str = "") -> list[Manifest]:
-    """Return the manifests of this folder's complete snapshots of one server that are not damaged,
-    nor of another job than this one (if they tell), the newest first.
+    """Return the manifests of a server's complete and undamaged snapshots of this job, the newest first.
 
-    All their files are read for that; those of which a file is missing or has another checksum are
-    named in the log, and those of other jobs.
+    All files are read for that. Snapshots with a missing file, a wrong checksum or a different job are named in
+    the log. A manifest without the id of a job counts as one of this job.
     """
     folder, found = Path(folder), list[Manifest]()
     for (name, servers), parts in _manifests(folder).items() if folder.is_dir() else ():
@@ -343,7 +342,7 @@ def restore(
     snapshot: str = "",
     tables: Sequence[str] = (),
 ) -> Manifest:
-    """Put server number `server` of `servers` into the state of a snapshot, which as many or other servers wrote.
+    """Put server `server` of `servers` into the state of a snapshot, which any number of servers wrote.
 
     With `tables` only these are taken from it, and everything else stays: also what is known of the
     trainers' calls.
@@ -400,7 +399,7 @@ def restore(
 
 
 def _has_the_same_pieces(folder: Path, manifest: Manifest, store: Store) -> bool:
-    """Whether this server had the same pieces of a program's variables.
+    """Return True if this server had the same pieces of a program's variables.
 
     Raises ServerError where it had not, and no other part of the snapshot can have what is missing.
     """
@@ -418,7 +417,7 @@ def _has_the_same_pieces(folder: Path, manifest: Manifest, store: Store) -> bool
 def _read_cut(
     folder: Path, manifests: list[Manifest], store: Store, server: int, servers: int
 ) -> tuple[list[tuple[SavedBlock, dict[str, Any]]], dict[str, SparseTable]]:
-    """The blocks with their states, and the tables, of a program's variables that were cut in another way."""
+    """Return blocks with states, and tables, of a program's variables that were divided in a different way."""
     if not reshard.told(store, manifests):
         raise errors.ServerError(
             f"{folder}: snapshot {manifests[0].id} is of {len(manifests)} servers of a program, which "
@@ -497,7 +496,7 @@ def _read_tables(
 def _read_blocks(
     folder: Path, manifests: list[Manifest], wanted: set[str] | None
 ) -> dict[str, tuple[specs.BlockSpec | None, dict[str, Any]]]:
-    """The state of the blocks, or of those with the wanted names, with the specs of those that have one."""
+    """Return the states of the blocks, or of the wanted names, with the specs of the blocks that have one."""
     blocks = {}
     for part in (part for manifest in manifests for part in manifest.blocks):
         if wanted is None or (part.spec is not None and part.name in wanted):

@@ -1,4 +1,4 @@
-"""Reading the files of snapshots (see snapshot.py), held against what their manifests say."""
+"""Readers of the files of snapshots (see snapshot.py), checked against the manifests."""
 
 import zlib
 from collections.abc import Callable
@@ -19,7 +19,7 @@ Chosen = Callable[[Array], Array]
 
 
 def record(stride: int) -> np.dtype[Any]:
-    """Return the type of a row in a file, whose body has as many numbers."""
+    """Return the dtype of a row in a file, with a body of `stride` numbers."""
     return np.dtype([("head", HEAD), ("body", "<f4", (stride,))])
 
 
@@ -45,7 +45,7 @@ def read_rows(
     waiting: bool,
     chosen: Chosen | None,
 ) -> None:
-    """Put the rows of a file, or those that are chosen, into a table.
+    """Put the rows of a file, or the chosen rows, into a table.
 
     Raises DamagedError; then some rows are in the table.
     """
@@ -88,7 +88,7 @@ def check(folder: Path, file: File) -> None:
 
 
 def read_file(folder: Path, file: File) -> bytes:
-    """Return the bytes of a file. Raises DamagedError unless they are as they were written."""
+    """Return the bytes of a file. Raises DamagedError if the size or the checksum differs."""
     path = _checked_size(folder, file)
     data = path.read_bytes()
     if zlib.crc32(data) != file.crc32:

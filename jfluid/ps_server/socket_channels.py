@@ -46,7 +46,7 @@ logger = logging.getLogger(__name__)
 
 
 class _Stream:
-    """One side of a stream: calls and answers by turns."""
+    """Side of a stream: calls and answers by turns."""
 
     def __init__(self, connection: sockets.Connection, largest: int):
         self.socket, self._key = connection.stream, connection.key
@@ -72,7 +72,7 @@ class _Stream:
         return head + hashlib.blake2b(message, key=self._key, digest_size=_MAC_SIZE).digest()
 
     def _send(self, kind: bytes, code: int, parts: Sequence[Any]) -> None:
-        """Raises OSError when the other side has gone."""
+        """Send a message. Raises OSError when the other side has gone."""
         head = self._head(kind, self._sent, code, sum(map(len, parts)))
         self._sent += 1
         left: list[memoryview] = [memoryview(part) for part in (head, *parts)]
@@ -84,7 +84,7 @@ class _Stream:
                 left[0] = left[0][sent:]
 
     def _receive_head(self, kind: bytes) -> tuple[int, int]:
-        """(number of the method or status, bytes that follow).
+        """Return (number of the method or status, bytes that follow).
 
         Raises OSError, also for a head that is not the other side's.
         """
@@ -153,7 +153,7 @@ class CallStream(_Stream, FastChannel):
 
 
 class CallStreams(FastTransport[CallStream]):
-    """Transport to a server on another host through sockets.
+    """Transport to a server on a different host through sockets.
 
     Args:
         port_of: asks the server for the port of streams; 0 where it has none, None without an answer.
@@ -176,7 +176,7 @@ class CallStreams(FastTransport[CallStream]):
         self._not_before_s, self._life = 0.0, 0
 
     def _make(self, size: int) -> CallStream | None:
-        """Connect in another thread: a network that drops what comes to this port must not delay the call."""
+        """Connect in a separate thread: a network that drops packets to this port must not delay the call."""
         with self._lock:
             full = len(self._free) + len(self._taken) >= MOST
             if full or self._connecting or time.monotonic() < self._not_before_s:
@@ -186,7 +186,7 @@ class CallStreams(FastTransport[CallStream]):
         return None
 
     def forget(self) -> None:
-        """Forget all streams: the server has restarted, and listens at another port."""
+        """Forget all streams: the restarted server listens at a different port."""
         with self._lock:
             self.possible, self._not_before_s, self._life = self._wanted, 0.0, self._life + 1
         super().forget()

@@ -1,4 +1,4 @@
-"""The trainers of a job as one server sees them: membership, barriers, and rounds of synchronous training."""
+"""Trainers of a job as one server sees the job: membership, barriers, and rounds of synchronous training."""
 
 import logging
 import threading
@@ -143,7 +143,7 @@ class TrainerGroup:
             )
 
     def leave(self, trainer: int, knows: bool = False) -> None:
-        """This incarnation of the trainer has finished. Repeating the call is harmless.
+        """Record that this incarnation of the trainer has finished. Repeating the call is harmless.
 
         Args:
             knows: the trainer has the answer to its `Leave`, and will not repeat it.
@@ -164,13 +164,13 @@ class TrainerGroup:
 
     @property
     def over(self) -> bool:
-        """Whether all trainers have joined and left."""
+        """True if all trainers have joined and left."""
         with self._changed:
             return len(self._known) == self.trainers and all(known.state == "left" for known in self._known.values())
 
     @property
     def finished(self) -> bool:
-        """Whether the job is over and no trainer is going to repeat its `Leave`."""
+        """True if the job is over and no trainer is going to repeat its `Leave`."""
         with self._changed:
             if not self.over:
                 return False
@@ -207,7 +207,7 @@ class TrainerGroup:
             raise JobFailedError(f"the job has failed: {self.failed}")
 
     def _check_incarnation(self, trainer: int, incarnation: int) -> None:
-        """What changes a round asks again, under the lock of the change: `heard` was a while ago."""
+        """Check the incarnation again under the lock of the change: `heard` was a while ago."""
         known = self._known.get(trainer)
         if known is not None and incarnation < known.incarnation:
             raise StateError(
@@ -291,8 +291,7 @@ class TrainerGroup:
         hold: bool = False,
         state: bytes = b"",
     ) -> bool:
-        """Deposit this trainer's gradients for round `number`, and wait until the round is applied;
-        False for a duplicate.
+        """Deposit this trainer's gradients for round `number`, and wait for the round; False for a duplicate.
 
         With `hold` the gradients wait for `confirm`, and this call returns at once. When the round
         is applied the store takes over the trainer's `state`.
@@ -361,7 +360,7 @@ class TrainerGroup:
         self.store.ledger.abort(deposit.call)
 
     def confirm(self, trainer: int, incarnation: int, number: int) -> None:
-        """Let this trainer's gradients of round `number` be applied: all servers have them.
+        """Let this trainer's gradients of round `number` be applied: all servers have the gradients.
 
         Repeating this is harmless.
 
@@ -387,9 +386,9 @@ class TrainerGroup:
             self._advance()
 
     def progress(self, trainer: int) -> tuple[int, bool]:
-        """Return how many rounds were applied, and whether this trainer has deposited and confirmed
-        gradients for the next one. While a round is applied this waits for its end: in between the
-        two would not go together.
+        """Return (applied rounds, True if this trainer's gradients for the next round are confirmed).
+
+        While a round is applied this waits for its end, so that both are of one moment.
         """
         with self._changed:
             deposit = self._deposits.get(trainer)

@@ -81,7 +81,7 @@ class Call:
 
     @classmethod
     def of(cls, request: OutgoingRequest, reply_bytes: int) -> "Call":
-        """Return the call of a request whose reply has about `reply_bytes`; in chunks if either is large."""
+        """Return the call of a request with a reply of about `reply_bytes`; in chunks if either is large."""
         method, parts = request.single()
         size = max(sum(map(len, parts)), reply_bytes) + wire.OVERHEAD
         if size > wire.LARGEST_MESSAGE:
@@ -102,7 +102,7 @@ Sender = Callable[[Call, float | None], Any]
 
 
 class Transport(ABC):
-    """How calls reach one server. Safe for threads."""
+    """Transport of calls to one server. Safe for threads."""
 
     @abstractmethod
     def sender(self, size: int) -> Sender | None:
@@ -121,7 +121,7 @@ class Transport(ABC):
 
 
 class FastChannel(ABC):
-    """One connection past gRPC, for one call at a time."""
+    """Connection past gRPC, for one call at a time."""
 
     @abstractmethod
     def fits(self, size: int) -> bool:
@@ -189,7 +189,7 @@ class FastTransport(Transport, Generic[Fast]):
 
     @abstractmethod
     def _make(self, size: int) -> Fast | None:
-        """Return a new channel, which is among those taken; None if it cannot be made at once."""
+        """Return a new channel, which counts as taken; None if it cannot be made at once."""
 
     def _send(self, channel: Fast, call: Call, timeout_s: float | None) -> Any:
         refused = answered = False
@@ -214,7 +214,7 @@ class FastTransport(Transport, Generic[Fast]):
                 self._free.append(channel)
 
     def drop(self, channel: Fast) -> None:
-        """Release a channel whose call had no answer."""
+        """Release a channel after a call without an answer."""
         with self._lock:
             self._taken.discard(channel)
         channel.close()

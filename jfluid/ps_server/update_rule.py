@@ -1,5 +1,4 @@
-"""How an optimizer with certain settings updates the rows of a table: its `Rule`, and the learning
-rates that a rule needs for rows that have missed steps."""
+"""Update rule of an optimizer with its settings, and the learning rates for rows that have missed steps."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
@@ -14,7 +13,7 @@ Array = np.ndarray[Any, Any]
 
 
 class Rates:
-    """The learning rates of all steps so far, as segments of equal rate: what `idle` needs.
+    """Learning rates of all steps so far, as segments of equal rate, for `idle`.
 
     `add` must be called under the table's lock; kernels read the arrays together with `count`.
     """
@@ -48,7 +47,7 @@ class Rates:
 
 @dataclass(frozen=True)
 class Rule:
-    """How an optimizer with certain settings updates rows.
+    """Update rule of an optimizer with its settings.
 
     Attributes:
         settings: of the optimizer.
@@ -93,7 +92,7 @@ class Rule:
         until: int,
         rates: Rates,
     ) -> None:
-        """Move rows (in pages at the addresses `heads` and `bodies`) by the steps up to `until` that they have missed."""
+        """Apply the missed steps up to `until` to rows (in pages at the addresses `heads` and `bodies`)."""
         if self.idle is not None:
             # The count first: arrays only grow.
             count = rates.count
@@ -114,7 +113,7 @@ class Rule:
 
 
 def rule_of(settings: Spec) -> Rule:
-    """Return the rule of an optimizer's settings. Raises TypeError for others."""
+    """Return the rule of an optimizer's settings. Raises TypeError for any other object."""
     if isinstance(settings, Program):
         return Rule(
             settings,

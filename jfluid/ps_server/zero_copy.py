@@ -1,5 +1,4 @@
-"""Protobuf messages whose arrays are hardly copied: received ones once, to where XLA reads them in
-place, and sent ones are written once.
+"""Protobuf messages with few copies of arrays: a received array is copied once, a sent one is written once.
 
 Protobuf copies every bytes field when a message is made or parsed, and once more when it is
 serialized or read. Messages of a step hold megabytes in few fields: these are encoded and decoded
@@ -54,10 +53,10 @@ def _head(number: int, size: int, at: int | None) -> bytes:
 
 @functools.lru_cache(1024)
 def _padding(at: int) -> bytes:
-    """A field that nobody reads, so that what comes behind it begins at a multiple of the alignment.
+    """Return an unused field that lets the following bytes begin at a multiple of the alignment.
 
     Args:
-        at: where it would begin without, from 0 to the alignment.
+        at: the offset at which the field begins, from 0 to the alignment.
     """
     missing = -at % aligned_memory.ALIGNMENT
     if missing == 1:  # no field is as short
@@ -66,16 +65,14 @@ def _padding(at: int) -> bytes:
 
 
 class AlignedReply:
-    """The pieces of a serialized PullReply, in which arrays begin at multiples of the alignment: so who
-    copies it as a whole has them where XLA takes them.
-    """
+    """Pieces of a serialized PullReply with aligned arrays: XLA reads the arrays in place in a copy of the whole."""
 
     def __init__(self) -> None:
         self.parts: list[Any] = []
         self._size = 0
 
     def add(self, front: bytes, values: np.ndarray[Any, Any] | None = None) -> None:
-        """Add these bytes, and an array behind them."""
+        """Add bytes, and an array behind the bytes."""
         if values is not None:
             self._add(_padding((self._size + len(front)) % aligned_memory.ALIGNMENT))
         self._add(front)
@@ -94,7 +91,7 @@ def flat(values: np.ndarray[Any, Any]) -> Any:
 
 
 def aligned_copy(data: Any) -> np.ndarray[Any, Any]:
-    """Return a copy of bytes, uint8 [n]: many of them where XLA on the CPU reads an array in place."""
+    """Return a copy of bytes, uint8 [n]; XLA on the CPU reads a large copy in place."""
     return aligned_memory.copied(np.frombuffer(data, np.uint8))
 
 
@@ -137,11 +134,11 @@ class OutgoingPush:
         return bool(self._changes or self.message.round)
 
     def __len__(self) -> int:
-        """Bytes of its changes, and of the trainer's state."""
+        """Return the bytes of the changes and of the trainer's state."""
         return self._size + len(self.message.state)
 
     def own(self) -> None:
-        """Copy the arrays that the message still refers to, so that they may be overwritten."""
+        """Copy the arrays that the message still refers to, so that the caller may overwrite the originals."""
         self._changes = [b"".join(self._changes)]
 
     def parts(self) -> list[Any]:
@@ -155,7 +152,7 @@ def _block_change(**fields: Any) -> bytes:
 
 
 class OutgoingRequest:
-    """An ExchangeRequest to be sent, or only one of its two parts when the other is empty.
+    """ExchangeRequest to be sent, or only its push or pull when the other part is empty.
 
     Attributes:
         on_sent: called once, when it is on its way for the first time; not where it goes in chunks.
@@ -173,13 +170,11 @@ class OutgoingRequest:
 
     @property
     def pulls(self) -> bool:
-        """Whether there is something to pull, or a round to wait for."""
+        """True if there are rows or blocks to pull, or a round to wait for."""
         return bool(self.pull.rows or self.pull.blocks or self.pull.round)
 
     def single(self) -> tuple[str, list[Any]]:
-        """Return (method, serialized message in pieces): "Push" or "Pull" when the other part is
-        empty, else "Exchange".
-        """
+        """Return (method, serialized message in pieces): "Push" or "Pull" when the other part is empty, else "Exchange"."""
         if not self.push:
             return "Pull", [self.pull.SerializeToString()]
         if not self.pulls:
@@ -210,7 +205,7 @@ def check_parts(data: Any) -> None:
 
 
 def flat_message(kind: Any, data: Any) -> Any:
-    """Parse a message whose submessages have none themselves.
+    """Parse a message with submessages that have no submessages.
 
     Raises DecodeError for bad data, or too many submessages.
     """
@@ -220,7 +215,7 @@ def flat_message(kind: Any, data: Any) -> Any:
 
 
 class _IncomingChange:
-    """A RowsChange or BlockChange whose arrays are read in place."""
+    """RowsChange or BlockChange with arrays that are read in place."""
 
     __slots__ = ("_message", "change", "ids", "values")
 
@@ -242,7 +237,7 @@ class _IncomingChange:
 
 
 class IncomingPush:
-    """A PushRequest whose arrays are read in place. It has the attributes of the message."""
+    """PushRequest with arrays that are read in place, and the attributes of the message."""
 
     def __init__(self, data: memoryview):
         check_parts(data)
@@ -263,7 +258,7 @@ class IncomingPush:
 
 
 class IncomingExchange:
-    """An ExchangeRequest whose pushed arrays are read in place.
+    """ExchangeRequest with a push that is read in place.
 
     It has the attributes of the message.
     """
@@ -294,7 +289,7 @@ class BlockValue(NamedTuple):
 
     @classmethod
     def read(cls, data: memoryview, end: int) -> "BlockValue":
-        """Parse a block of a reply whose arrays are aligned.
+        """Parse a block of a reply with aligned arrays.
 
         Args:
             end: offset of the end of `data` in the reply.

@@ -1,4 +1,4 @@
-"""Snapshots while servers serve: each server writes its own periodically, and resumes from it when it is started again.
+"""Snapshots while servers serve: each server writes a snapshot periodically, and resumes from the last one.
 
 Variables say where and how often (jfluid.environment.process.SnapshotVariables). Trainers need the
 folder too: with it they keep pushes for each server, to send them again, and in synchronous
@@ -49,7 +49,7 @@ class Snapshots:
 
     @classmethod
     def of_server(cls, number: int, servers: int) -> "Snapshots | None":
-        """Return those of server `number` of so many, as the environment says.
+        """Return the snapshot settings of server `number` of `servers` from the environment.
 
         Raises ServerError for variables that make no sense.
         """
@@ -91,12 +91,12 @@ class Snapshots:
             yield job
 
     def writer(self, server: "Server", peers: "Peers") -> "Writer":
-        """Return the writer of them: together with the other servers, or alone."""
+        """Return the writer of the snapshots: together with the other servers, or alone."""
         return _RoundWriter(self, server, peers) if server.store.synchronous else _PeriodicWriter(self, server)
 
 
 class Writer:
-    """Puts a server into the state of its last snapshot, and writes new ones while it serves."""
+    """Writer of a server's snapshots, which also restores the last one."""
 
     def begin(self) -> None:
         """Go on from a snapshot if the server was started again.
@@ -106,9 +106,7 @@ class Writer:
         raise NotImplementedError
 
     def start(self) -> None:
-        """Write snapshots, until `stop`; one more when a trainer leaves: a server that starts again
-        need not wait for it.
-        """
+        """Write snapshots until `stop`, and one more when a trainer leaves: a restarted server need not wait for it."""
         raise NotImplementedError
 
     def stop(self) -> None:

@@ -1,4 +1,4 @@
-"""Variables of a server's scope as blocks: snapshots contain them beside the parameters, and checkpoints pull them."""
+"""Variables of a server's scope as blocks, which snapshots contain and checkpoints pull."""
 
 import time
 from collections.abc import Sequence
@@ -21,7 +21,7 @@ def packed(arrays: Sequence[Array]) -> Array:
 
 
 def unpacked(numbers: Array, described: Sequence[Any]) -> list[Array]:
-    """Return the arrays of which these are the bytes, by (name, dtype, shape)."""
+    """Return arrays from their bytes, by (name, dtype, shape)."""
     data, at, arrays = numbers.tobytes(), 0, []
     for _, dtype, shape in described:
         size = int(np.prod(shape)) * np.dtype(dtype).itemsize
@@ -31,7 +31,7 @@ def unpacked(numbers: Array, described: Sequence[Any]) -> list[Array]:
 
 
 class Values(Protocol):
-    """The values of a server's variables: what a `ProgramStore` has."""
+    """Values of a server's variables, as a `ProgramStore` has."""
 
     @property
     def lock(self) -> AbstractContextManager[Any]:
@@ -47,9 +47,7 @@ class Values(Protocol):
         ...
 
     def begins_as(self, name: str) -> PiecePart:
-        """Return of what a variable is a piece, or from which it is copied when the pieces of other
-        servers are cut anew.
-        """
+        """Return the piece of a divided variable that a variable begins as, when snapshots are resharded."""
         ...
 
 
@@ -65,7 +63,7 @@ class Variables:
 
     @property
     def version(self) -> int:
-        """One that was never seen: others change the variables."""
+        """Version that was never seen before, since operators change the variables."""
         return time.time_ns()
 
     def read(self) -> tuple[Array, int]:

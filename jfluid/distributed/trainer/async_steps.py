@@ -19,9 +19,10 @@ Array = np.ndarray[Any, Any]
 
 
 class AsyncSteps:
-    """Gradients of a step leave when the next one has asked for its rows: servers look these up at
-    once, and work at the gradients while the next step computes. The step after that takes what came
-    back for them. A step waits for servers only where they take longer than it does.
+    """Strategy that sends the gradients of a step after the look-up of the next step's rows.
+
+    Servers look up the rows at once, and apply the gradients while the next step computes. The step after that
+    takes the parameters that came back. A step waits for servers only if they take longer than the step.
 
     Args:
         before_receive: gradients (of one parameter and step each) after which parameters are received
@@ -89,8 +90,9 @@ class AsyncSteps:
         self._thread.shutdown()
 
     def _asked(self, connection: TrainerConnection, rows: "Mapping[str, Any] | None") -> "PullResult":
-        """Rows, and the parameters that came back for the gradients that are under way, which are
-        waited for while servers look up the rows.
+        """Return rows, and the parameters that came back for earlier gradients.
+
+        The wait for parameters goes on while servers look up the rows.
         """
         from jfluid.ps_server.client import PullResult, RowRequest
 
@@ -111,9 +113,7 @@ class AsyncSteps:
         return PullResult(found, came.result(), 0)
 
     def _came_back(self, connection: TrainerConnection) -> dict[str, Array]:
-        """Send what was put off, and wait for the gradients that are under way: the pieces of parameters
-        that came back for them.
-        """
+        """Send deferred gradients and wait for all sent ones; return the pieces of parameters that came back."""
         with self._lock:
             self.computes()
             under_way, self._under_way = self._under_way, None

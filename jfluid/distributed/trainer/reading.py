@@ -16,13 +16,13 @@ from jfluid.transpiler.parameter_server.layout import LOOK_UP
 
 
 class Reader(Trainer):
-    """Runs such a program: its rows are those that the servers have at each run.
+    """Runner of a program that only reads rows: each run gets the servers' current rows.
 
     It creates none, and the servers take it for no trainer.
     """
 
     def run(self, feed: Any, fetches: list[str], scope: Scope, parallel: DataParallel | None = None) -> list[Fetched]:
-        """Run the program, after what a trainer of this process has in flight.
+        """Run the program after the pending exchanges of this process's trainers.
 
         Raises what `Trainer.run` does.
         """
@@ -37,7 +37,7 @@ class Reader(Trainer):
 
 
 def reader(program: Program, engine: Engine) -> Reader:
-    """Return what runs a program; its servers are asked which tables they have.
+    """Return the runner of a program; its servers are asked for their tables.
 
     Raises ServerError where one does not answer, or has not the table; ProgramError where the
     program does not say whom to ask.

@@ -29,9 +29,13 @@ def send(
     rows: Mapping[str, Array] | None = None,
     state: bytes = b"",
 ) -> "PullResult":
-    """Push gradients and, if asked, pull all parameters and rows by ids, in one call to each server
-    (two for a round of a careful connection). `state` goes with a round: what only this trainer
-    has."""
+    """Push gradients and, if asked, pull all parameters and rows by ids, in one call to each server.
+
+    A round of a careful connection takes two calls.
+
+    Args:
+        state: of a round: the state that only this trainer has.
+    """
     from jfluid.ps_server.client import PullResult
     from jfluid.ps_server.store import Change
 
@@ -60,7 +64,7 @@ def send(
 
 
 def current(connection: TrainerConnection, program: TrainerProgram) -> dict[str, Array]:
-    """Return the pieces of all parameters as they are now."""
+    """Return the current pieces of all parameters."""
     return connection.client.pull(blocks=pieces(program), train=program.trains).blocks
 
 
@@ -70,14 +74,14 @@ def pieces(program: TrainerProgram) -> list[str]:
 
 
 def install(program: TrainerProgram, pieces: Mapping[str, Array], scope: Scope) -> None:
-    """Give the trainer the parameters whose pieces are all there."""
+    """Give the trainer the parameters with a complete set of pieces."""
     for dense in program.received:
         if all(p.name in pieces for p in dense.pieces):
             scope.var(dense.name).get_tensor().value = dense.join(pieces)
 
 
 class Direct:
-    """One call a step.
+    """Strategy of one call a step.
 
     Args:
         synchronous: it waits for all trainers, whose gradients are averaged; None for what the
@@ -130,7 +134,7 @@ class Direct:
 
 @dataclass(frozen=True)
 class AsyncSettings:
-    """How an asynchronous trainer sends.
+    """Settings of an asynchronous trainer's sends.
 
     Attributes:
         queue_size: when the gradients of so many steps wait to be merged, the trainer waits, too.
@@ -163,8 +167,10 @@ class AsyncSettings:
 
 
 class Async:
-    """A thread merges what steps leave in a queue, sends it, and receives parameters; no step waits
-    for it, unless the queue is full."""
+    """Strategy with a thread that merges queued gradients, sends the sum and receives parameters.
+
+    No step waits for the thread, unless the queue is full.
+    """
 
     def __init__(self, settings: AsyncSettings):
         self._settings = settings
@@ -230,7 +236,7 @@ class Async:
             self._failed = error
 
     def _send_some(self) -> bool:
-        """Merge what comes, and send it; False at the end."""
+        """Merge arriving gradients and send the sum; False at the end."""
         first = self._take_step()
         if first is None:
             return False
@@ -270,7 +276,7 @@ class Async:
 
 
 class Merged:
-    """The gradients of several steps as those of one: added up, or averaged. Counts are added up.
+    """Gradients of several steps, added up or averaged to one step. Counts are added up.
 
     Attributes:
         steps: how many they are.
@@ -288,7 +294,7 @@ class Merged:
         return len(program.dense) + len(program.rows)
 
     def add(self, step: Gradients) -> None:
-        """One step more; its arrays are this object's from now on."""
+        """Add a step; its arrays belong to this object from now on."""
         self.steps += 1
         for name, value in step.dense.items():
             if name in self._dense:
@@ -301,7 +307,7 @@ class Merged:
             self._counts[name] = self._counts.get(name, np.float32(0)) + value
 
     def gradients(self) -> Gradients:
-        """Return all of them as one step's."""
+        """Return the merged gradients as the gradients of one step."""
         from jfluid.ps_server import table
 
         share = np.float32(1.0 if self._sums else 1.0 / self.steps)

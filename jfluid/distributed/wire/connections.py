@@ -32,7 +32,7 @@ _LOG = logging.getLogger(__name__)
 
 @dataclass
 class Gradients:
-    """What a step sends.
+    """Gradients and counts that a step sends.
 
     Attributes:
         dense: by the names that pieces of parameters have at their servers.
@@ -48,7 +48,7 @@ class Gradients:
 
 
 class Strategy(Protocol):
-    """How a trainer works together with servers."""
+    """Strategy of a trainer's exchange with servers."""
 
     def pull(self, connection: "TrainerConnection", ids: Mapping[str, Array]) -> "dict[str, PulledRows]":
         """Return rows of tables for a step. May be called for steps ahead, by other threads."""
@@ -59,7 +59,7 @@ class Strategy(Protocol):
         ...
 
     def begin(self, connection: "TrainerConnection", program: TrainerProgram, scope: Scope) -> None:
-        """A step begins."""
+        """Prepare for the next step."""
         ...
 
     def push(
@@ -69,18 +69,18 @@ class Strategy(Protocol):
         ...
 
     def computes(self) -> None:
-        """A step computes, and its thread waits for it: what was put off until then is due."""
+        """Do deferred work while a step computes and the trainer's thread waits."""
         ...
 
     def arrive(self) -> None:
-        """Wait for the gradients that are under way, where the strategy has no thread for them.
+        """Wait for pending gradients, if the strategy has no thread for the wait.
 
         Raises ServerError where they could not be sent.
         """
         ...
 
     def stop(self) -> None:
-        """Send what waits, and give the trainer the servers' parameters.
+        """Send waiting gradients, and give the trainer the servers' parameters.
 
         Raises ServerError where that failed.
         """
@@ -88,7 +88,7 @@ class Strategy(Protocol):
 
 
 class Laps:
-    """Where a trainer's time goes.
+    """Time of a trainer's steps by part.
 
     Attributes:
         seconds: by part of a step: "rows" (looking up), "feed" (rows and their positions made
@@ -104,19 +104,19 @@ class Laps:
         self._last = 0.0
 
     def start(self) -> None:
-        """A step begins."""
+        """Begin a step."""
         self._last = time.perf_counter()
         self.steps += 1
 
     def lap(self, part: str) -> None:
-        """A part has ended."""
+        """End a part of a step."""
         now = time.perf_counter()
         self.seconds[part] = self.seconds.get(part, 0.0) + now - self._last
         self._last = now
 
 
 class TrainerConnection:
-    """One trainer's connection to all servers of its job.
+    """Connection of one trainer to all servers of the job.
 
     Attributes:
         calls: the client, whatever is in flight.
@@ -172,7 +172,7 @@ class TrainerConnection:
 
     @property
     def client(self) -> "Client":
-        """The client, when what is in flight has ended. Raises ServerError where that failed."""
+        """Client of the servers, after the end of the pending exchange. Raises ServerError if the exchange failed."""
         self._arrive()
         return self.calls
 
@@ -188,7 +188,7 @@ class TrainerConnection:
         scope: Scope,
         watched: bool = False,
     ) -> None:
-        """Let `send` go on while the next step begins (see Exchange); the parameters of `scope` are what it returns."""
+        """Run `send` while the next step begins (see Exchange); its result has the parameters of `scope`."""
         self.settle()
         self._exchange = Exchange(self._threads.submit, send, program, scope, watched)
         with self._watches:
@@ -234,8 +234,9 @@ class TrainerConnection:
             exchange.finish()
 
     def enter(self) -> None:
-        """Be the job's trainer of this number, and not one who only asks the servers something: go
-        on where all servers are. Raises ServerError.
+        """Join the job as the trainer of this number, and resume after the rounds that all servers have.
+
+        Raises ServerError.
         """
         with self._entering:
             if not self._enters:
@@ -257,7 +258,7 @@ class TrainerConnection:
                 self.calls.close()
 
     def _agreed(self) -> int:
-        """The number of rounds that all servers have applied.
+        """Return the number of rounds that all servers have applied.
 
         A trainer that was killed may have left its gradients of one more round at all servers, and
         confirmed them at some: then they are confirmed at the others. Raises RollbackError where
@@ -287,7 +288,7 @@ class TrainerConnection:
         )
 
     def _resumed(self) -> "pb.TrainerState | None":
-        """What only this trainer had after the rounds that it goes on from."""
+        """Return this trainer's local state after the rounds that it resumes from."""
         if not (self.recovers and self.rounds):
             return None
         state = self.calls.trainer_state()
@@ -334,9 +335,7 @@ _awaited: dict[tuple[tuple[str, ...], int], Callable[[TrainerConnection], None]]
 
 
 def connect(program: TrainerProgram, user: object = None) -> TrainerConnection:
-    """Return the connection of the trainer that a program is for, made when it is first asked for;
-    `user` leaves it later.
-    """
+    """Return the connection of a program's trainer, made at the first call; `user` leaves it later."""
     found, _ = _found(program.endpoints, program.trainer_id)
     try:
         found.enter()
@@ -350,9 +349,7 @@ def connect(program: TrainerProgram, user: object = None) -> TrainerConnection:
 
 
 def when_connected(program: TrainerProgram, use: Callable[[TrainerConnection], None]) -> None:
-    """Call `use` with the connection of the trainer that a program is for: now where there is one,
-    else as soon as a step makes it.
-    """
+    """Call `use` with the connection of a program's trainer: now, or when a step makes the connection."""
     key = tuple(program.endpoints), program.trainer_id
     with _lock:
         found = _connections.get(key)
@@ -363,13 +360,13 @@ def when_connected(program: TrainerProgram, use: Callable[[TrainerConnection], N
 
 
 def cancel(program: TrainerProgram) -> bool:
-    """Call no more what waits for a connection; returns whether something did."""
+    """Cancel the call that waits for a connection; return True if there was a call."""
     with _lock:
         return _awaited.pop((tuple(program.endpoints), program.trainer_id), None) is not None
 
 
 def borrow(endpoints: Sequence[str], trainer: int, user: object) -> TrainerConnection:
-    """Return a trainer's connection, for one who asks the servers something in passing.
+    """Return a trainer's connection for a single request to the servers.
 
     `user` leaves it later if nobody else has it.
 
@@ -386,7 +383,7 @@ def borrow(endpoints: Sequence[str], trainer: int, user: object) -> TrainerConne
 
 
 def settle(endpoints: Sequence[str], trainer: int) -> None:
-    """Wait for what a trainer of this process has in flight to some of its servers, if it has a connection to them.
+    """Wait for the pending exchange of a trainer of this process with some of the servers, if there is one.
 
     Raises ServerError where that failed.
     """
@@ -401,8 +398,9 @@ def settle(endpoints: Sequence[str], trainer: int) -> None:
 
 
 def observe(endpoints: Sequence[str], user: object) -> TrainerConnection:
-    """Return the connection of one who only reads what servers have: they count it among no
-    trainers, and do not wait for it. `user` leaves it later.
+    """Return the connection of an observer, which servers do not count as a trainer and do not wait for.
+
+    `user` leaves it later.
     """
     found, _ = _found(endpoints, _OBSERVER)
     found.users.add(user)
@@ -410,7 +408,7 @@ def observe(endpoints: Sequence[str], user: object) -> TrainerConnection:
 
 
 def _found(endpoints: Sequence[str], trainer: int) -> tuple[TrainerConnection, bool]:
-    """A trainer's connection, and whether it was made now."""
+    """Return (connection of a trainer, True if it was made now)."""
     key = tuple(endpoints), trainer
     with _lock:
         alone = _making.setdefault(key, threading.Lock())
@@ -429,7 +427,7 @@ def _found(endpoints: Sequence[str], trainer: int) -> tuple[TrainerConnection, b
 
 
 def _forget(connection: TrainerConnection) -> None:
-    """Let the next one who asks for this connection make another."""
+    """Forget a connection, so that the next request makes a new one."""
     with _lock:
         for key in [key for key, found in _connections.items() if found is connection]:
             del _connections[key]
@@ -437,7 +435,7 @@ def _forget(connection: TrainerConnection) -> None:
 
 
 def leave(user: object) -> None:
-    """Say goodbye for an engine: servers of which it was the last user end when all trainers have left."""
+    """Say goodbye for an engine: servers without an engine left end when all trainers have left."""
     with _lock:
         mine = [(key, found) for key, found in _connections.items() if user in found.users]
         for key, found in mine:
@@ -450,7 +448,7 @@ def leave(user: object) -> None:
 
 
 def drop(key: tuple[tuple[str, ...], int]) -> None:
-    """Say goodbye to the servers of one trainer, if it has a connection to them."""
+    """Say goodbye to the servers of one trainer, if there is a connection."""
     with _lock:
         found = _connections.pop(key, None)
     if found is not None:

@@ -1,4 +1,4 @@
-"""Pending parameters: what a step sends to the servers, and receives from them, while the next step begins."""
+"""Pending exchange of a step's gradients and parameters with the servers while the next step begins."""
 
 import threading
 from collections.abc import Callable, Mapping
@@ -15,7 +15,7 @@ PATIENCE_S = 0.005
 
 
 class Exchange:
-    """A push and what comes back for it.
+    """Push of a step and the pull behind it.
 
     For a moment it waits for the next step, which asks for its rows and sends both in one call, from its own
     thread; when none comes another thread sends it.
