@@ -116,7 +116,7 @@ def model_to_save(
 
 
 def _inference_program(program: Program, feeds: list[str], targets: list[Variable]) -> tuple[Program, list[str]]:
-    """Return a copy in test form that computes the targets, each under a name of its own, from the feeds."""
+    """Return a copy in test form that computes the targets, each under a separate name, from the feeds."""
     model = program._copy()
     block = model.global_block()
     block.ops = [op for op in block.ops if op.type not in ("feed", "fetch", *_READER_OPS)]

@@ -1,4 +1,4 @@
-"""Reading pickles of arrays without running what they say.
+"""Reader of pickled arrays that runs no code of the pickle.
 
 A pickle is a program for a stack machine: it may call any function, let one byte stand for a
 container of any size, and nest without end. The machine here knows the instructions that arrays,
@@ -33,12 +33,13 @@ _NOTHING = object()
 
 
 class Refused(Exception):
-    """A pickle is damaged, holds something other than arrays and containers, or too much."""
+    """Error of a damaged or too large pickle, or of content other than arrays and containers."""
 
 
 def load(data: bytes) -> Any:
-    """Return what a pickle of protocol 2 or above holds: numbers, texts, bytes, arrays, and dicts,
-    lists and tuples of them.
+    """Return the content of a pickle of protocol 2 or above.
+
+    It may have numbers, texts, bytes, arrays, and dicts, lists and tuples.
 
     Raises Refused, which says why.
     """
@@ -215,7 +216,7 @@ class _Machine:
         self.shared: set[int] = set()  # ids of the containers that were
 
     def run(self) -> Any:
-        """Return what the pickle holds, with arrays as _PendingArray."""
+        """Return the content of the pickle, with arrays as _PendingArray."""
         self._look_through()
         while (code := self._take(1)[0]) != _STOP:
             instruction = _INSTRUCTIONS[code]
@@ -225,8 +226,9 @@ class _Machine:
         return self._stack[0]
 
     def _look_through(self) -> None:
-        """Check instructions, lengths and numbers before anything is made, and note which memoized
-        values are never used, as most are not.
+        """Check instructions, lengths and numbers before any object is made; note memoized values that are never used.
+
+        Most memoized values are not used.
         """
         while (code := self._take(1)[0]) != _STOP:
             instruction = _INSTRUCTIONS.get(code)
@@ -297,7 +299,7 @@ class _Machine:
         self._push(value, sys.getsizeof(value))
 
     def _pop(self, count: int) -> tuple[list[Any], int]:
-        """Return the values on top and their cost, which is given back where they are not kept."""
+        """Return the values on top and their cost, for a refund if the values are dropped."""
         begin = len(self._stack) - count
         if begin < (self._marks[-1] if self._marks else 0):
             raise Refused("it takes from an empty stack")
@@ -432,9 +434,7 @@ class _Machine:
 
 
 class _Instruction(NamedTuple):
-    """An instruction of a pickle: what runs it, and what follows it (a number of a layout, or so
-    many bytes), else its argument.
-    """
+    """Instruction of a pickle: its handler, and its operand (a number of a layout, a byte count, or an argument)."""
 
     work: Callable[[_Machine, Any], None]
     layout: struct.Struct | None = None

@@ -54,7 +54,7 @@ class DistFCConfig:
 
 
 class DistributedStrategy(BuildStrategy):
-    """How the processes of a collective job train together: all fields of BuildStrategy, and these.
+    """Settings of a collective job: all fields of BuildStrategy, and the fields below.
 
     Attributes:
         mode: "nccl2": replicas of all processes run as one step, as by
@@ -119,8 +119,7 @@ class DistributedStrategy(BuildStrategy):
         )
 
     def collective(self) -> str | None:
-        """Return the collective mode, which operators in the program implement; None where one step
-        spans the processes.
+        """Return the collective mode, which operators in the program implement; None if one step spans the processes.
 
         Raises ProgramError for fields that contradict each other.
         """
@@ -165,7 +164,7 @@ class Collective(Fleet):
         self._transpiled_program: Program | None = None
 
     def init(self, role_maker: RoleMakerBase | None = None) -> None:
-        """Find out the role of this process, and connect to the others.
+        """Find the role of this process, and connect to all processes of the job.
 
         Call it before any program runs, unless the environment says where the others are, as `jfluid-launch`
         does.
@@ -214,7 +213,7 @@ class Collective(Fleet):
     def distributed_optimizer(
         self, optimizer: Any, strategy: DistributedStrategy | None = None
     ) -> "CollectiveOptimizer":
-        """Return an optimizer that trains with all processes: a CollectiveOptimizer, whose arguments these are."""
+        """Return an optimizer that trains with all processes: a CollectiveOptimizer of these arguments."""
         self._optimizer = found = CollectiveOptimizer(optimizer, strategy, self)
         return found
 
@@ -235,8 +234,9 @@ class Collective(Fleet):
         main_program: Program | None = None,
         export_for_deployment: bool = True,
     ) -> list[str]:
-        """Save by `fluid.io.save_inference_model`, whose arguments these are; the program is the
-        one before it was prepared for all processes.
+        """Save by `fluid.io.save_inference_model`, with the same arguments, the program before its preparation.
+
+        The preparation is that for all processes.
 
         Returns:
             The names of the targets.
@@ -270,9 +270,7 @@ class Collective(Fleet):
         main_program: Program | None = None,
         filename: str | None = None,
     ) -> None:
-        """Save by `fluid.io.save_persistables`, whose arguments these are; the program is the one
-        before it was prepared for all processes.
-        """
+        """Save by `fluid.io.save_persistables`, with the same arguments, the program before its preparation."""
         files.save_persistables(
             executor,
             dirname,
@@ -369,7 +367,7 @@ fleet = Collective()
 
 
 class CollectiveOpBasedOptimizer(DistributedOptimizer):
-    """A DistributedOptimizer whose strategy must be a DistributedStrategy.
+    """DistributedOptimizer with a DistributedStrategy as its strategy.
 
     Raises TypeError for any other.
     """
@@ -411,7 +409,7 @@ class CollectiveOptimizer(DistributedOptimizer):
         self.print_config = False
 
     def _wrapped(self) -> Optimizer | OptimizerWithMixedPrecision:
-        """Return the optimizer, with recomputation and 16 bits where the strategy asks for them."""
+        """Return the optimizer, with recomputation and 16 bits if the strategy asks for either."""
         strategy, found = self._strategy, self._optimizer
         name = type(found).__name__
         if strategy.forward_recompute:

@@ -73,7 +73,7 @@ class Collective:
         raise NotImplementedError(f"{type(self).__name__}: a subclass of Collective has to rewrite the main program")
 
     def _transpile_startup_program(self) -> None:
-        """Processes meet, and start from process 0's parameters."""
+        """Let processes connect, and start from process 0's parameters."""
         block = self.startup_program.global_block()
         others = [e for e in self.endpoints if e != self.current_endpoint]
         for ring in range(self.nrings):
@@ -117,7 +117,7 @@ class Collective:
 
     @staticmethod
     def _shared(block: Block) -> list[Parameter]:
-        """The parameters that all processes hold."""
+        """Return the parameters that all processes hold."""
         return [p for p in block.iter_parameters() if not _is_divided(p)]
 
     def _sync(self, block: Block, index: int, name: str, role: int) -> None:
@@ -142,7 +142,7 @@ def _in_place(block: Block, index: int, type_: str, name: str, role: int, **attr
 
 
 def _is_divided(param: Variable) -> bool:
-    """Whether each process holds its own part of the parameter, so that nothing is all-reduced."""
+    """Return True if each process holds a separate part of the parameter, so that nothing is all-reduced."""
     return bool(getattr(param, "is_distributed", False))
 
 
@@ -151,7 +151,7 @@ def _has_role(op: Operator, role: int) -> bool:
 
 
 class GradAllReduce(Collective):
-    """Sums the gradients of all processes, each scaled to its share of the loss, before they are used."""
+    """Rewriter that sums the gradients of all processes, each scaled to its share of the loss, before use."""
 
     mode = "grad_allreduce"
 
@@ -197,7 +197,7 @@ def _refuse_sparse(block: Block, grad: str) -> None:
 
 
 class LocalSGD(Collective):
-    """Each process updates by its own gradients; then the parameters become the mean of all processes'."""
+    """Rewriter for local updates in each process; then the parameters become the mean of all processes'."""
 
     mode = "local_sgd"
     snapshot_key = "@SNAPSHOT"

@@ -197,8 +197,9 @@ class DistributeTranspiler:
         return self._servers("get_trainer_program").trainer_program(wait_port)
 
     def get_pserver_program(self, endpoint: str) -> Program:
-        """Return the program of the server at `endpoint`: one `listen_and_serv`, and a block for
-        each piece of a parameter there.
+        """Return the program of the server at `endpoint`: one `listen_and_serv`, and a block for each piece there.
+
+        A piece is one of a parameter.
 
         Raises ProgramError when `transpile` was not called or `endpoint` is none of its `pservers`.
         """
@@ -218,7 +219,7 @@ class DistributeTranspiler:
         pserver_program: Program | None = None,
         startup_program: Program | None = None,
     ) -> Program:
-        """Return the startup program of the server at `endpoint`, which initializes what the server holds.
+        """Return the startup program of the server at `endpoint`, for the parameters and states that it holds.
 
         Args:
             pserver_program: what `get_pserver_program(endpoint)` returned; made anew when None.
@@ -230,5 +231,5 @@ class DistributeTranspiler:
         return self._servers("get_startup_program").server_startup(endpoint, pserver_program, startup_program)
 
     def _exchanged(self) -> dict[str, dict[str, list[str]]]:
-        """What a communicator of geo_sgd_mode exchanges with whom; see `geo.exchanged`."""
+        """Return the parameters that a communicator of geo_sgd_mode exchanges, by server; see `geo.exchanged`."""
         return geo.exchanged(self._servers("_exchanged").placement)

@@ -88,7 +88,7 @@ def _first(name: str) -> Any:
 
 
 class TrainerRuntimeConfig:
-    """How a trainer's communicator works.
+    """Settings of a trainer's communicator.
 
     Fields begin with the flags of their names (`FLAGS_communicator_...`, ...) where these were set, by the
     environment or `fluid.set_flags`, before this is made.
@@ -137,7 +137,7 @@ class TrainerRuntimeConfig:
 
     @property
     def prefetch_depth(self) -> int:
-        """How many batches of a dataset ahead rows are looked up; 0 for no overlap."""
+        """Number of dataset batches for which rows are looked up ahead; 0 for no overlap."""
         return int(self._fields[PREFETCH_DEPTH])
 
     @prefetch_depth.setter
@@ -154,9 +154,9 @@ class TrainerRuntimeConfig:
         object.__setattr__(self, name, value)
 
     def update(self, values: Mapping[str, Any]) -> None:
-        """Set fields by name, `prefetch_depth` among them.
+        """Set fields by name, also `prefetch_depth`.
 
-        Nothing changes when one of them is refused.
+        Nothing changes if a field is refused.
         """
         named = {PREFETCH_DEPTH if name == "prefetch_depth" else name: value for name, value in values.items()}
         self._fields.update({name: _checked(name, value) for name, value in named.items()})

@@ -1,4 +1,4 @@
-"""How trainers work together with parameter servers: four strategies, and the factory that makes them.
+"""Strategies of training with parameter servers, and the factory of the four strategies.
 
 strategy = StrategyFactory.create_half_async_strategy()
 strategy.set_program_config({"min_block_size": 16384})
@@ -41,11 +41,10 @@ _DEBUG_OPT: dict[str, Any] = {
 
 
 class DistributedStrategy:
-    """The base of all strategies: five configurations, each with a method that returns it, one that
-    sets it (whole, or some fields by a dict), and one that checks it.
+    """Base of all strategies: five configurations, each with methods to get, set and check it.
 
-    Checking gives the fields that define the strategy their values, whatever was given. Jobs use
-    the subclasses.
+    A configuration is set as a whole, or by a dict of some fields. A check gives the fields that define the
+    strategy their values, whatever was given. Jobs use the subclasses.
     """
 
     mode: int | None = None  # of DistributedMode
@@ -224,11 +223,11 @@ class DistributedStrategy:
 
     # What trainers write down while they train from a dataset
     def get_debug_opt(self) -> dict[str, Any]:
-        """Return the fields that `set_debug_opt` was given, with defaults for the others; an empty dict before."""
+        """Return the fields of `set_debug_opt`, with defaults for missing fields; an empty dict before the first call."""
         return {} if self._debug_opt is None else {**_DEBUG_OPT, **self._debug_opt}
 
     def set_debug_opt(self, opt_info: Mapping[str, Any]) -> None:
-        """Set which values trainers write to files while they train from a dataset.
+        """Set the values that trainers write to files during training from a dataset.
 
         Nothing is written, as by the workers (Hogwild) that Fluid has for such a job, which leave empty
         files: a setting that asks for more warns.
@@ -255,8 +254,9 @@ class DistributedStrategy:
 
 
 class SyncStrategy(DistributedStrategy):
-    """Servers update with the mean of all trainers' gradients, step by step, so that N trainers
-    equal one on the joined batch.
+    """Strategy in which servers update by the mean of all trainers' gradients, step by step.
+
+    So N trainers equal one on the joined batch.
     """
 
     mode = DistributedMode.SYNC
@@ -265,9 +265,7 @@ class SyncStrategy(DistributedStrategy):
 
 
 class HalfAsyncStrategy(DistributedStrategy):
-    """Servers update with each trainer's gradients when they arrive; a trainer waits in each step
-    until its own have arrived.
-    """
+    """Strategy in which servers update by each arriving gradient, and a trainer waits for its push in each step."""
 
     mode = DistributedMode.HALF_ASYNC
     _forced: ClassVar[dict[str, Any]] = {"half_async": True}
@@ -275,8 +273,9 @@ class HalfAsyncStrategy(DistributedStrategy):
 
 
 class AsyncStrategy(DistributedStrategy):
-    """Servers update with each trainer's gradients when they arrive; trainers do not wait, and
-    merge the gradients of several steps into one push.
+    """Strategy in which servers update by each arriving gradient, and trainers do not wait.
+
+    Trainers merge the gradients of several steps into one push.
     """
 
     mode = DistributedMode.ASYNC
@@ -332,8 +331,9 @@ DistributedStrategyFactory = StrategyFactory
 
 
 def strategy_of(given: Any) -> DistributedStrategy:
-    """Return the strategy for what `fleet.distributed_optimizer` was given: a strategy, a
-    DistributeTranspilerConfig, or None, which stands for SyncStrategy. Raises TypeError for
+    """Return the strategy for the argument of `fleet.distributed_optimizer`.
+
+    It may be a strategy, a DistributeTranspilerConfig, or None, which stands for SyncStrategy. Raises TypeError for
     anything else.
     """
     if given is None:

@@ -1,4 +1,4 @@
-"""GEO: trainers update by themselves, and exchange differences of parameters with the servers every so many steps."""
+"""GEO: trainers update alone, and exchange differences of parameters with the servers at an interval of steps."""
 
 from collections.abc import Mapping
 
@@ -18,8 +18,9 @@ def delta(held: UpdatedPiece) -> str:
 
 
 def exchanged(placement: Placement) -> dict[str, dict[str, list[str]]]:
-    """Return what a communicator exchanges: of each parameter its pieces' names, rows and servers,
-    and whether rows go by id.
+    """Return the exchange of a communicator: by parameter the pieces' names, rows and servers.
+
+    It also says whether rows go by id.
     """
     return {
         name: {
@@ -33,7 +34,7 @@ def exchanged(placement: Placement) -> dict[str, dict[str, list[str]]]:
 
 
 def rewrite(program: Program, placement: Placement) -> None:
-    """Note a step of training, in place: one operator tells the communicator which rows of which tables it touched."""
+    """Note a step of training, in place: one operator reports the touched rows of tables to the communicator."""
     block = program.global_block()
     touched = [(n, u.param.name) for u in placement.updates.all for op in u.look_ups for n in op.input("Ids")]
     block.append_op(

@@ -1,4 +1,4 @@
-"""Startup programs: servers make the parameters, trainers get them."""
+"""Startup programs: servers make the parameters, and trainers receive the values."""
 
 from jfluid.ir.block import Block
 from jfluid.ir.operator import Operator, OpRole
@@ -69,7 +69,7 @@ def of_server(startup: Program, server: Program, placement: Placement, endpoint:
 
 
 def _start(ops: list[Operator], counter: Operator) -> float:
-    """The value that the startup program gives to a count."""
+    """Return the value that the startup program gives to a count."""
     return next(float(op.attr("value")) for op in ops if set(op.output_arg_names) & set(counter.output("Out")))
 
 
@@ -91,7 +91,7 @@ def _start_counts(block: Block, placement: Placement, values: list[float]) -> No
 
 
 def _needed(ops: list[Operator], names: set[str]) -> set[int]:
-    """The operators (by id) that make `names`."""
+    """Return the operators (by id) that make `names`."""
     wanted, found = set(names), set()
     for op in reversed(ops):
         if wanted & set(op.output_arg_names):
@@ -124,7 +124,7 @@ def _declare(block: Block, op: Operator, source: Block) -> None:
 
 
 def _fills(op: Operator) -> bool:
-    """Whether an initializer can make any shape: it has a shape, and neither inputs nor the values themselves."""
+    """Return True if an initializer can make any shape: it has a shape, and neither inputs nor explicit values."""
     return "shape" in op.attrs and not op.input_arg_names and not any(a.endswith("_values") for a in op.attrs)
 
 

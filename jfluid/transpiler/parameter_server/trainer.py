@@ -24,7 +24,7 @@ def rewrite(program: Program, placement: Placement) -> None:
 
 
 def control(block: Block) -> Variable:
-    """Return a variable without a value: it tells that one operator waits for another."""
+    """Return a variable without a value, which orders two operators."""
     number = sum(name.startswith(CONTROL) for name in block.vars)
     return block.create_var(name=f"{CONTROL}{number}")
 
@@ -36,7 +36,7 @@ def state(updates: Updates) -> set[str]:
 
 
 def drop_updates(program: Program, updates: Updates) -> None:
-    """Take away the operators that the servers run, and what only they name."""
+    """Remove the operators that the servers run, and variables that no other operator names."""
     block = program.global_block()
     moved = {id(op) for op in updates.moved}
     block.ops = [op for op in block.ops if id(op) not in moved]
@@ -75,7 +75,7 @@ def _at_once(block: Block, look_ups: list[Operator]) -> Iterator[list[Operator]]
 
 
 def _last_writer(block: Block, names: set[str]) -> int:
-    """The position of the last operator that writes one of `names`; -1 when none does."""
+    """Return the position of the last operator that writes any of `names`; -1 when none does."""
     return max((i for i, op in enumerate(block.ops) if names & set(op.output_arg_names)), default=-1)
 
 
@@ -112,7 +112,7 @@ def _answer(
 
 
 def _sections(held: Sequence[UpdatedPiece]) -> list[int]:
-    """How many rows each piece has; none of a distributed table, whose rows go by their ids."""
+    """Return the number of rows of each piece; none for a distributed table with rows by id."""
     return [] if held[0].update.distributed else [h.piece.rows for h in held]
 
 

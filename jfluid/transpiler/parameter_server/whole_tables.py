@@ -1,6 +1,4 @@
-"""Distributed tables that have to be whole: rows that are spread over servers, or made when they
-are first used, do not go with every update, strategy and initializer.
-"""
+"""Distributed tables that must stay whole, because an update, strategy or initializer needs all rows."""
 
 import warnings
 from collections.abc import Sequence
@@ -28,8 +26,9 @@ def keep_whole(
     startup: Program,
     config: DistributeTranspilerConfig,
 ) -> None:
-    """Make parameters with sparse gradients of distributed tables that have to be whole, with a
-    warning: their look-ups lose the attribute is_distributed.
+    """Turn distributed tables that must stay whole into parameters with sparse gradients, with a warning.
+
+    Their look-ups lose the attribute is_distributed.
 
     Args:
         programs: copies of one program, with look-ups and updates.
