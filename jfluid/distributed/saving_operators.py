@@ -41,7 +41,7 @@ class Saving(Runner):
         kind = next(op.type for op in self._ops if op.type in OPERATORS)
         others = {op.type for op in self._ops} - OPERATORS
         if others:
-            raise errors.UnsupportedError(f"{kind} runs in a program of its own; found {', '.join(sorted(others))} too")
+            raise errors.UnsupportedError(f"{kind} runs in a separate program; found {', '.join(sorted(others))} too")
         for op in self._ops:
             for name, what in _NEEDED[op.type].items():
                 if not op.attr(name):

@@ -90,7 +90,7 @@ class FileSet:
         """
         target.parent.mkdir(parents=True, exist_ok=True)
         if target.parent != self._folder and (os.stat(target.parent).st_dev != os.stat(self._folder).st_dev):
-            raise OSError(errno.EXDEV, "on another file system than its folder", str(target))
+            raise OSError(errno.EXDEV, "on a different file system than its folder", str(target))
         try:
             found = os.stat(target).st_mode
         except FileNotFoundError:
@@ -131,7 +131,7 @@ class FileSet:
             finish(self._folder)
         raise errors.FileFormatError(
             f"{self._folder / _SAVED}: an earlier save is there, and its files cannot be moved to their names: remove "
-            "it, or save into another folder"
+            "it, or save into a different folder"
         )
 
 

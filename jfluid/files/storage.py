@@ -73,7 +73,7 @@ def paths_to_write(folder: str | os.PathLike[str], names: Iterable[str], reserve
     for name, path in zip(names, paths):
         where = f"{os.fspath(folder)}, variable {name}"
         if name in others:
-            raise errors.FileFormatError(f"{where}: another file of the folder has this name; rename the variable")
+            raise errors.FileFormatError(f"{where}: a different file of the folder has this name; rename the variable")
         parents = [name[:i] for i, c in enumerate(name) if c == "/"]
         if above := [p for p in parents if p in taken or p in others]:
             raise errors.FileFormatError(

@@ -152,7 +152,7 @@ def _scalar(machine: "_Machine", arguments: tuple[Any, ...]) -> Any:
 
 def _encode(machine: "_Machine", arguments: tuple[Any, ...]) -> bytes:
     if not arguments or type(arguments[0]) is not str or arguments[1:] not in ((), ("latin1",), ("latin-1",)):
-        raise Refused("bytes in another encoding than latin1")
+        raise Refused("bytes in an encoding other than latin1")
     return arguments[0].encode("latin1")
 
 
@@ -170,7 +170,7 @@ def _ordered(machine: "_Machine", arguments: tuple[Any, ...]) -> OrderedDict[Any
         or type(pairs) not in (list, tuple)
         or any(type(pair) not in (list, tuple) or len(pair) != 2 for pair in pairs)
     ):
-        raise Refused("an OrderedDict of something else than pairs")
+        raise Refused("an OrderedDict of items that are not pairs")
     machine.fill(found, [part for pair in pairs for part in pair])
     return found
 
@@ -250,7 +250,7 @@ class _Machine:
         """Return the number of the next memoized value."""
         index = self._known if index is None else index
         if index > self._known + 1:  # picklers count from 0, or from 1
-            raise Refused(f"it remembers something as number {index}, and {self._known} are known")
+            raise Refused(f"it memoizes a value as number {index}, and {self._known} are known")
         self._known = max(self._known, index + 1)
         return index
 
@@ -379,7 +379,7 @@ class _Machine:
     def put(self, index: int | None) -> None:
         index = self._remember(index)
         if not self._stack:
-            raise Refused("it remembers what is not there")
+            raise Refused("it memoizes a value that is not there")
         if index < len(self._used) and self._used[index]:
             self.spend(self._costs[-1] + _PLACE * (index + 1 - len(self._memo)))
             self._memo += [_NOTHING] * (index + 1 - len(self._memo))
@@ -410,7 +410,7 @@ class _Machine:
     def call(self, _: None) -> None:
         (function, arguments), cost = self._pop(2)
         if type(function) is not _Function or type(arguments) is not tuple:
-            raise Refused("a call of what is no function")
+            raise Refused("a call of a value that is no function")
         if type(made := function.call(self, arguments)) is _PendingArray:
             self._push(made, _ARRAY + _OBJECT)
         else:

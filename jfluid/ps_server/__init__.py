@@ -6,7 +6,7 @@
 | `optimizers` | the definition of each optimizer: settings, update of a row, Fluid's operator |
 | `update_rule` | a definition with settings, as tables and blocks use it; the learning rates of earlier steps |
 | `kernels`, `row_initializers` | compiled loops: index and pages, initial values of rows |
-| `shard`, `table_state`, `table`, `table_view` | `SparseTable`: int64 id -> row, in shards with a lock each; a view of the table |
+| `shard`, `table_state`, `table`, `table_view` | `SparseTable`: int64 id -> row, in shards with a lock each; its views |
 | `dense` | `DenseBlock`: a slice of a dense parameter |
 | `snapshot`, `snapshot_reassembly`, `reshard` | files of a consistent view; variables from the pieces of all servers |
 | `ps.proto`, `wire`, `zero_copy` | messages, and arrays in messages |

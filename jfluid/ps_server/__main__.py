@@ -69,7 +69,7 @@ def _parser() -> argparse.ArgumentParser:
         "--on-silence",
         choices=["fail", "leave out"],
         default=defaults.on_silence,
-        help="what a silent trainer means for the job",
+        help="the effect of a silent trainer on the job",
     )
     add(
         "--start",
@@ -83,13 +83,13 @@ def _parser() -> argparse.ArgumentParser:
         "--max-rows",
         type=int,
         metavar="ROWS",
-        help="refuse new rows beyond so many in all tables together",
+        help="refuse new rows above this number in all tables together",
     )
     add(
         "--max-bytes",
         type=int,
         metavar="BYTES",
-        help="refuse new rows beyond so many bytes in all tables together",
+        help="refuse new rows above this number of bytes in all tables together",
     )
     add("--metrics-port", type=int, metavar="PORT", help="answer Prometheus on this port")
     add("--tls-certificate", type=Path, metavar="PEM")

@@ -327,6 +327,6 @@ class Session:
 
     def _stranger(self) -> errors.ServerError:
         return errors.ServerError(
-            f"server {self._endpoint}: it does not prove that it has the job's secret: it is none of "
-            f"this job, or was given another {VARIABLE} than this process"
+            f"server {self._endpoint}: it does not prove that it has the job's secret: it belongs to a "
+            f"different job, or was given a different {VARIABLE}"
         )

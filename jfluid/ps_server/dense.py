@@ -131,7 +131,7 @@ class DenseBlock:
         """Raise ServerError for the `state` of a block of a different kind or size."""
         if missing := {"version", "step", "learning_rate"} - state.keys():
             raise errors.ServerError(
-                f"block {self.name}: the state is of a block of another kind: it has no {', '.join(sorted(missing))}"
+                f"block {self.name}: the state is of a different kind of block: it has no {', '.join(sorted(missing))}"
             )
         if state["numbers"].shape != self._numbers.shape or state["numbers"].dtype != np.float32:
             raise errors.ServerError(

@@ -74,7 +74,7 @@ class Directory:
         """
         ends = np.cumsum([s.rows for s in ranges])
         if [s.first for s in ranges] != [0, *ends[:-1]][: len(ranges)]:
-            raise errors.ServerError(f"table {name}: expected ranges that follow one another from 0 on, found {ranges}")
+            raise errors.ServerError(f"table {name}: expected adjacent ranges from 0 on, found {ranges}")
         self._widths[name] = width
         if ranges:
             self._stretches[name] = list(ranges), ends

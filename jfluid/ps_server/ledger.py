@@ -162,8 +162,8 @@ class Ledger:
         if lost and self._count_lost:
             self.lost += lost
             logger.warning(
-                "trainer %d: %d calls that had been acknowledged are not part of what this server was restored "
-                "from; they are lost",
+                "trainer %d: %d acknowledged calls are not in the snapshot that this server was restored from, and "
+                "are lost",
                 call.trainer,
                 lost,
             )

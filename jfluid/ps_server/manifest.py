@@ -214,10 +214,8 @@ def read_manifest(path: Path) -> Manifest:
     if manifest.format != FORMAT:
         return manifest
     if manifest.checked() != manifest:
-        raise DamagedError(f"{path}: damaged: its checksum is not that of what it says")
+        raise DamagedError(f"{path}: damaged: the checksum does not match the content")
     for name in (path.name, *(file.name for file in manifest.files)):
         if not name.startswith(f"{manifest.stem}.") or not FILE.fullmatch(name) or name.endswith(".partial"):
-            raise DamagedError(
-                f"{path}: damaged: expected files whose names begin with {manifest.stem}, found {name!r}"
-            )
+            raise DamagedError(f"{path}: damaged: expected file names that begin with {manifest.stem}, found {name!r}")
     return manifest

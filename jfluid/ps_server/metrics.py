@@ -82,7 +82,7 @@ class Metrics:
         )
         self.staleness = Counted(
             "jfluid_ps_staleness_steps",
-            "Updates of a table or block by others between a trainer's pull and its push",
+            "Updates of a table or block by other trainers between a trainer's pull and its push",
             "name",
             _STEPS,
         )

@@ -81,11 +81,11 @@ class Peers:
         if line and not chosen:
             held = {0: rounds} | {number: list(reply.snapshots) for number, reply in zip(self._connections, replies)}
             raise errors.ServerError(
-                f"all servers had snapshots of round {line}, and now they have none in common: "
+                f"all servers had snapshots of round {line}, and now have no common round: "
                 + "; ".join(
                     f"server {number}: {', '.join(map(str, found)) or 'none'}" for number, found in held.items()
                 )
-                + ". Put back the folder that is missing, or remove all of them to begin anew"
+                + ". Put back the missing folder, or remove the folders of all servers to begin anew"
             )
         peers = dict(zip(self._connections, replies))
         newest = max([newest, *(reply.newest for reply in replies if not reply.decided)])
@@ -188,7 +188,7 @@ class Coordinator:
             if all(reply.accepted for reply in self._all("PlanSnapshot", plan, self._service.plan_snapshot)):
                 return number
             lead *= 2
-        logger.warning("no snapshot of all servers: they do not find a round that is ahead of all of them")
+        logger.warning("no snapshot of all servers: no round is ahead of all servers")
         return 0
 
     def _where_they_stand(self) -> list[pb.RecoveryReply]:

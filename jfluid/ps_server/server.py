@@ -189,7 +189,7 @@ class Server:
         for local in (self.service.buffers, self.service.streams):
             local.end(grace_s)
         if not stopped.wait(grace_s + _CANCELLED_S):
-            logger.warning("gRPC still waits for calls that were cancelled; going on without them")
+            logger.warning("gRPC still waits for calls that were cancelled; going on without the calls")
         self._threads.shutdown(wait=False)
         if self._watch.is_alive():
             self._watch.join(_CANCELLED_S)

@@ -241,7 +241,7 @@ class Service:
             self._heard(request.caller)
         self._meant(request.server_incarnation)
         if request.confirm and call is None:
-            raise errors.ServerError("confirm: expected the trainer whose gradients are meant (caller)")
+            raise errors.ServerError("confirm: expected the trainer of the gradients (caller)")
         return _CheckedPull(call, *wire.wanted(request, self.store, limit))
 
     def _read(self, wanted: list[Wanted], train: bool, reply: wire.PullReply) -> None:
@@ -259,7 +259,7 @@ class Service:
             # before the push is applied
             checked = self._checked_pull(request.pull, limit)
             if request.pull.confirm:
-                raise errors.ServerError("confirm: expected a pull of its own, not an exchange")
+                raise errors.ServerError("confirm: expected a separate pull, not an exchange")
             self.store.check_capacity(wanted=checked.wanted if checked.call else ())
             layout = self.store.layout
             push = self._pushed(call, request.push, alive)
@@ -426,7 +426,7 @@ class Service:
     def recovery(self, request: pb.RecoveryRequest, alive: Alive = always) -> pb.RecoveryReply:
         if self.round_snapshots is None:
             raise StateError(
-                "this server writes no snapshots of rounds; give all servers of the job the same folder for them"
+                "this server writes no snapshots of rounds; give all servers of the job the same snapshot folder"
             )
         return self.round_snapshots.status()
 

@@ -407,9 +407,8 @@ def _has_the_same_pieces(folder: Path, manifest: Manifest, store: Store) -> bool
     if others and manifest.servers == 1:
         raise errors.ServerError(
             f"{folder}: snapshot {manifest.id}: the server that wrote it had other pieces of "
-            f"{', '.join(sorted(others))[:200]}. What a server writes by itself is for the same "
-            "number of servers and the same division; Client.save and save_persistables write what "
-            "any number goes on from"
+            f"{', '.join(sorted(others))[:200]}. A snapshot that a server writes alone is for the same "
+            "number of servers and the same division; snapshots of Client.save and save_persistables fit any number"
         )
     return not others
 
@@ -420,9 +419,9 @@ def _read_cut(
     """Return blocks with states, and tables, of a program's variables that were divided in a different way."""
     if not reshard.told(store, manifests):
         raise errors.ServerError(
-            f"{folder}: snapshot {manifests[0].id} is of {len(manifests)} servers of a program, which "
-            f"cut its variables for as many, and there are {servers}; it does not say how they were "
-            "cut. What save_persistables wrote is loaded by any number: fleet.init_server(folder)"
+            f"{folder}: snapshot {manifests[0].id} is of {len(manifests)} servers of a program, and "
+            f"there are {servers} servers; it does not say how the variables were divided. Any number of "
+            "servers loads a folder of save_persistables: fleet.init_server(folder)"
         )
     states, found = reshard.read(store, folder, manifests)
     hashed = set(store.tables) - set(found)
@@ -476,13 +475,12 @@ def _read_tables(
         if pieces != {None} and (owner is not None or len(pieces) > 1):
             raise errors.ServerError(
                 f"{folder}: table {name}: the {manifests[0].servers} servers of snapshot "
-                f"{manifests[0].id} divided its rows in another way than they are divided here: "
-                "restore all of it"
+                f"{manifests[0].id} divided the rows in a different way: restore the whole snapshot"
             )
         spec = store.tables[name].spec if name in store.tables else group[0].spec
         if any(part.spec.bounded_as(spec).model_copy(update={"shards": spec.shards}) != spec for part in group):
             raise errors.ServerError(
-                f"table {name}: the snapshot holds another table: expected {spec!r}, found {group[0].spec!r}"
+                f"table {name}: the snapshot holds a different table: expected {spec!r}, found {group[0].spec!r}"
             )
         table = store.new_table(spec)
         read_clock(folder, max(group, key=lambda part: part.step), table)
@@ -509,7 +507,7 @@ def _block(spec: specs.BlockSpec, state: dict[str, Any], store: Store) -> DenseB
     there = getattr(store.blocks.get(spec.name), "spec", spec)
     if there != spec:
         raise errors.ServerError(
-            f"block {spec.name}: the snapshot holds another block: expected {there!r}, found {spec!r}"
+            f"block {spec.name}: the snapshot holds a different block: expected {there!r}, found {spec!r}"
         )
     expected = spec.size * (1 + len(rule_of(spec.optimizer).slots))
     if len(state["numbers"]) != expected:  # before memory is taken for as many as the spec says

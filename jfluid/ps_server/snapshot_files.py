@@ -73,7 +73,7 @@ def _checked_size(folder: Path, file: File) -> Path:
     name = FILE.fullmatch(file.name)
     path = folder / file.name
     if not name or name[5] or not path.is_file() or path.stat().st_size != file.size:
-        raise DamagedError(f"{path}: expected a file of {file.size} bytes; it is missing or has another size")
+        raise DamagedError(f"{path}: expected a file of {file.size} bytes; it is missing or has a different size")
     return path
 
 

@@ -234,7 +234,7 @@ class Store:
         there = getattr(kind.get(name), "spec", None)
         if there != spec:
             raise errors.ServerError(
-                f"{name} is there already, and is something else: expected {spec!r}, found "
+                f"{name} is there already, and is different: expected {spec!r}, found "
                 f"{there or 'no ' + type(spec).__name__}"
             )
         return True

@@ -453,8 +453,8 @@ def _without(trainer: int, number: int) -> str:
 
 def _rollback(trainer: int, number: int, applied: int) -> RollbackError:
     return RollbackError(
-        f"trainer {trainer}: round {number}: this server has applied {applied} rounds, and nobody has the "
-        "gradients of those between any more: start all processes again, which go on from the newest "
+        f"trainer {trainer}: round {number}: this server has applied {applied} rounds, and no process has "
+        "the gradients of the rounds between any more: start all processes again, which go on from the newest "
         "snapshots that all servers have"
     )
 

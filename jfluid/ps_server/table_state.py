@@ -128,7 +128,7 @@ class TableState:
             if self.step >= LAST_STEP:
                 raise errors.ServerError(
                     f"table {self.spec.name}: no more than {LAST_STEP} steps can be counted; save the "
-                    "values and load them into a new table"
+                    "values and load the file into a new table"
                 )
             if self.rule.idle is not None:
                 self._rates.add(self.step + 1, rate)

@@ -140,7 +140,7 @@ class DistributeTranspilerConfig:
         if name == "split_method":
             if value is not None and not (isinstance(value, type) and issubclass(value, PSDispatcher)):
                 raise errors.ProgramError(
-                    f"split_method: expected RoundRobin, HashName or another PSDispatcher, found {value!r}"
+                    f"split_method: expected RoundRobin, HashName or any other PSDispatcher, found {value!r}"
                 )
         elif (
             not (isinstance(value, kind) and isinstance(value, bool) == (kind is bool)) and not value is default is None

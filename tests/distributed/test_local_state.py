@@ -104,23 +104,23 @@ def test_without_snapshots_nothing_is_sent():
     [
         (
             {"dtype": "float32", "shape": [3], "value": bytes(8)},
-            "v: what the servers keep of this trainer is damaged: ",
+            "v: the state of this trainer at the servers is damaged: ",
         ),
         (
             {"dtype": "object", "shape": [1], "value": bytes(8)},
-            "v: what the servers keep of this trainer is damaged: ",
+            "v: the state of this trainer at the servers is damaged: ",
         ),
         (
             {"dtype": "nonsense", "shape": [1], "value": bytes(8)},
-            "v: what the servers keep of this trainer is damaged: ",
+            "v: the state of this trainer at the servers is damaged: ",
         ),
         (
             {"dtype": "f4," * 9, "shape": [1], "value": bytes(36)},
-            "v: what the servers keep of this trainer is damaged: ",
+            "v: the state of this trainer at the servers is damaged: ",
         ),
         (
             {"dtype": "float32", "shape": [2**64 - 1], "value": bytes(8)},
-            "v: what the servers keep of this trainer is damaged: ",
+            "v: the state of this trainer at the servers is damaged: ",
         ),
         (
             {"dtype": "float32", "shape": [2] + [1] * 70, "value": bytes(8)},

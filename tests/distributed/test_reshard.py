@@ -221,7 +221,7 @@ def test_rows_that_are_missing_or_foreign_are_refused(two_servers, one_server, t
 
 
 def test_tables_of_consecutive_rows_are_restored_with_all_else(two_servers, one_server):
-    with pytest.raises(errors.ServerError, match="table.block0: .*divided its rows.*restore all"):
+    with pytest.raises(errors.ServerError, match="table.block0: .*divided the rows.*restore the whole"):
         snapshot.restore(one_server, two_servers, 0, 1, tables=["table.block0"])
 
 

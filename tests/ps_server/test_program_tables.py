@@ -299,7 +299,7 @@ def test_a_snapshot_of_other_slots_is_refused(tmp_path):
         snapshot.write(view, tmp_path, "a", 0, 1)
     other = Store()
     other.create_table(specs.TableSpec(name="t", width=3, initializer=specs.Normal(), optimizer=FTRL, seed=3))
-    with pytest.raises(errors.ServerError, match="table t: the snapshot holds another table"):
+    with pytest.raises(errors.ServerError, match="table t: the snapshot holds a different table"):
         snapshot.restore(other, tmp_path, 0, 1)
 
 

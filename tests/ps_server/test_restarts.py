@@ -491,7 +491,7 @@ def test_who_waits_at_one_server_learns_from_another_that_all_have_to_start_agai
     until(lambda: job.servers[0].trainer_group.at_work() == [0])
     with pytest.raises(
         RollbackError,
-        match="round 5: this server has applied 0 rounds, and nobody has the gradients",
+        match="round 5: this server has applied 0 rounds, and no process has the gradients",
     ):
         client._connections[1].exchange(request_of(client, round=5), 0, True)
     with pytest.raises(RollbackError, match="round 5"):

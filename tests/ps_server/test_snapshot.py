@@ -301,7 +301,7 @@ def test_damaged_files_are_refused(tmp_path, damage, message, kind):
         ),
         (
             lambda m: m["blocks"][0]["state"].pop("step"),
-            "block w: the state is of a block of another kind: it has no step",
+            "block w: the state is of a different kind of block: it has no step",
         ),
     ],
 )
@@ -372,7 +372,7 @@ def test_another_table_of_the_same_name_is_refused(tmp_path):
     save(filled(), tmp_path)
     store = Store()
     store.create_table(TABLE.model_copy(update={"width": 8}))
-    with pytest.raises(errors.ServerError, match="table t: the snapshot holds another table"):
+    with pytest.raises(errors.ServerError, match="table t: the snapshot holds a different table"):
         snapshot.restore(store, tmp_path, 0, 1)
 
 

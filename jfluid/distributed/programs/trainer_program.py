@@ -284,7 +284,7 @@ class _Reader:
             var._shape = (-1, *var.shape[1:])
         self._forget_unused()
         self.found.local._touch()
-        self.found.local.verify("a trainer's program without what servers do")
+        self.found.local.verify("a trainer's program without the servers' part")
 
     def _read_here(self, op: Operator, ids: str, out: str) -> Operator:
         (table,) = op.input("W")

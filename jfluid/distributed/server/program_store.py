@@ -222,9 +222,7 @@ class ProgramStore(Store):
             if isinstance(block, ProgramBlock) and name in block.update.kept:
                 name = block.name
         if name not in self._pieces:
-            raise errors.ServerError(
-                f"{name}: the program does not tell what it is of the variables that servers divide"
-            )
+            raise errors.ServerError(f"{name}: the program does not say which divided variable it belongs to")
         return self._pieces[name]
 
     def resharded_blocks(self) -> Sequence[ReshardedBlock]:

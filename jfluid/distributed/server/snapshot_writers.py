@@ -83,7 +83,7 @@ class Snapshots:
             owner = snapshot_owner.read(self.folder)
             raise errors.ServerError(
                 f"{self.folder} holds a snapshot of an earlier job. Set JFLUID_PS_RESTORE=1 to go on "
-                "with that job; otherwise remove the folder, or name another one"
+                "with that job; otherwise remove the folder, or name a different one"
                 + (f". It belongs to {owner}" if owner is not None else "")
             )
         earlier = snapshot.job_of(self.folder) if self.restore else None

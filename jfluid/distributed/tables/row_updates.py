@@ -301,11 +301,11 @@ def _check_touched(parts: Parts, op: Operator) -> None:
         raise errors.UnsupportedError(
             f"table {name}: its update ({types}) computes with the whole parameter, and of a "
             "distributed table no server has all rows: build the embedding with "
-            "is_distributed=False, or take another optimizer"
+            "is_distributed=False, or take a different optimizer"
         )
     _LOG.warning(
-        "table %s is distributed: weight decay (%s) moves rows in updates that have a gradient of them, the others "
-        "stay as they are",
+        "table %s is distributed: weight decay (%s) moves the rows of an update that have a gradient; other rows "
+        "stay as before",
         name,
         types,
     )

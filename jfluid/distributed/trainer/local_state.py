@@ -61,7 +61,7 @@ def packed(program: TrainerProgram, scope: Scope, round: int) -> bytes:
         return data
     if round == 1:
         _LOG.warning(
-            "%s: what only this trainer has is %d bytes, more than the %d that go into snapshots: it begins anew "
+            "%s: this trainer's local state has %d bytes, more than the %d that go into snapshots: it begins anew "
             "when the trainer is started again",
             ", ".join(v.name for v in state.variables),
             len(data),
@@ -86,17 +86,17 @@ def install(state: "pb.TrainerState", scope: Scope) -> None:
             value = np.frombuffer(variable.value, _DTYPES[variable.dtype]).reshape(tuple(variable.shape))
         except (ValueError, TypeError, OverflowError) as error:
             raise errors.ServerError(
-                f"{variable.name}: what the servers keep of this trainer is damaged: {error}"
+                f"{variable.name}: the state of this trainer at the servers is damaged: {error}"
             ) from None
         there = found.get_tensor()
         if there._is_initialized() and tuple(there.shape()) != value.shape:
             raise errors.ServerError(
                 f"{variable.name}: the servers keep a value {list(value.shape)} of this trainer, and the "
-                f"program has {list(there.shape())}: is it another program?"
+                f"program has {list(there.shape())}: is it a different program?"
             )
         values.append((there, value))
     if any(count >= 2**62 for count in state.runs.values()):
-        raise errors.ServerError("what the servers keep of this trainer is damaged: no program runs that often")
+        raise errors.ServerError("the state of this trainer at the servers is damaged: no program runs that often")
     for there, value in values:
         there.set(value.copy())
     scope.steps.update(state.runs)

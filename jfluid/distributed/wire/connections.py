@@ -283,7 +283,7 @@ class TrainerConnection:
         rounds = ", ".join(f"server {s.server} has {s.rounds}" for s in statuses)
         raise RollbackError(
             f"trainer {self.trainer}: the servers have applied different numbers of rounds ({rounds}), and "
-            "gradients that some of them need were lost with an earlier life of this trainer: start all "
+            "gradients that some servers need were lost with an earlier life of this trainer: start all "
             f"processes again, which go on from the newest snapshots that all servers have{why}"
         )
 
@@ -294,7 +294,7 @@ class TrainerConnection:
         state = self.calls.trainer_state()
         if state.round != self.rounds:
             _LOG.warning(
-                "the servers have %d rounds, and nothing of what only trainer %d had by then: running statistics and "
+                "the servers have %d rounds, and no local state of trainer %d: running statistics and "
                 "random numbers begin anew",
                 self.rounds,
                 self.trainer,

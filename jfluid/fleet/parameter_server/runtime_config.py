@@ -78,7 +78,7 @@ class _Fields(UserDict[str, str]):
         super().__setitem__(name, _checked(name, value))
 
     def __delitem__(self, name: str) -> None:
-        raise errors.ProgramError(f"runtime_configs: {name} always has a value; set it to another one")
+        raise errors.ProgramError(f"runtime_configs: {name} always has a value; set it to a different one")
 
 
 def _first(name: str) -> Any:

@@ -92,8 +92,8 @@ class DistributedStrategy:
     def _known(self, what: str) -> None:
         if self.mode is None:
             raise NotImplementedError(
-                f"{type(self).__name__}.check_{what}: this is what strategies have in common; make one "
-                "of them with StrategyFactory"
+                f"{type(self).__name__}.check_{what}: this is the base of all strategies; make a "
+                "strategy with StrategyFactory"
             )
 
     # The DistributeTranspilerConfig
@@ -124,8 +124,8 @@ class DistributedStrategy:
         for name in ("half_async", "completely_not_async", "geo_sgd_mode"):
             if getattr(config, name) and name not in self._forced:
                 raise errors.ProgramError(
-                    f"{type(self).__name__}, program config: {name} is for another strategy; make that "
-                    "one with StrategyFactory, or set it to False"
+                    f"{type(self).__name__}, program config: {name} is for a different strategy; make that "
+                    "strategy with StrategyFactory, or set it to False"
                 )
         for name, value in {
             "sync_mode": False,
@@ -345,7 +345,7 @@ def strategy_of(given: Any) -> DistributedStrategy:
     if isinstance(given, DistributedStrategy) and given.mode is not None:
         return given
     raise TypeError(
-        "strategy: expected what StrategyFactory makes (SyncStrategy, HalfAsyncStrategy, AsyncStrategy, "
+        "strategy: expected a strategy of StrategyFactory (SyncStrategy, HalfAsyncStrategy, AsyncStrategy, "
         f"GeoStrategy) or a DistributeTranspilerConfig, found {type(given).__name__}"
     )
 

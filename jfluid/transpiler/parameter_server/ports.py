@@ -27,7 +27,7 @@ def wait_until_listening(endpoints: Sequence[str]) -> None:
         if now - started > limit:
             raise TimeoutError(
                 f"parameter servers do not listen after {limit:g} s (FLAGS_rpc_deadline): {named}; "
-                "start them, or look into their logs"
+                "start them, or read their logs"
             )
         if now - told > _TELL_EVERY_S:
             told = now

@@ -123,7 +123,7 @@ def tables_of(program: Program) -> set[str]:
             if read and not (is_remote(op) and block.idx == 0):
                 raise errors.ProgramError(
                     f"{op.type} reads {min(read)} whole, of which other look-ups ask servers for rows: "
-                    "leave its endpoints (epmap, pserver_endpoints) out, or give it a parameter of its own"
+                    "leave its endpoints (epmap, pserver_endpoints) out, or give it a separate parameter"
                 )
     return found
 

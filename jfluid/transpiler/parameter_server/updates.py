@@ -119,8 +119,8 @@ def _parameter_of(op: Operator, block: Block) -> str:
         )
     if op.sub_blocks():
         raise errors.UnsupportedError(
-            f"DistributeTranspiler: operator {op.type}, of the update of {names[0]}, has a block of "
-            "its own; updates of that kind run in one process only"
+            f"DistributeTranspiler: operator {op.type}, of the update of {names[0]}, has a block; "
+            "such updates run in one process only"
         )
     return names[0]
 
@@ -159,8 +159,8 @@ def _shared(optimizing: list[Operator]) -> list[Operator]:
         if optimizing[i].input("Param"):
             raise errors.UnsupportedError(
                 f"DistributeTranspiler: the update of {optimizing[i].input('Param')[0]} "
-                f"({optimizing[i].type}) reads what is computed from several parameters' updates; "
-                "no server has all of them"
+                f"({optimizing[i].type}) reads a result of several parameters' updates, and "
+                "no server has all of these"
             )
     return [op for i, op in enumerate(optimizing) if i in kept]
 
