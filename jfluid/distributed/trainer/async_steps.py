@@ -9,16 +9,16 @@ import numpy as np
 
 from jfluid.distributed.programs.trainer_program import TrainerProgram
 from jfluid.distributed.trainer.strategies import current, install, send
-from jfluid.distributed.wire.connections import Gradients, TrainerConnection
+from jfluid.distributed.wire.connections import Gradients, Strategy, TrainerConnection
 from jfluid.scope import Scope
 
 if TYPE_CHECKING:
-    from jfluid.ps_server.client import PulledRows, PullResult
+    from jfluid.ps_server.client import PullResult
 
 Array = np.ndarray[Any, Any]
 
 
-class AsyncSteps:
+class AsyncSteps(Strategy):
     """Strategy that sends the gradients of a step after the look-up of the next step's rows.
 
     Servers look up the rows at once, and apply the gradients while the next step computes. The step after that
@@ -42,12 +42,6 @@ class AsyncSteps:
 
     def overlaps(self, program: TrainerProgram) -> bool:
         return True
-
-    def pull(self, connection: TrainerConnection, ids: Mapping[str, Array]) -> "dict[str, PulledRows]":
-        return connection.calls.pull(ids).rows if ids else {}
-
-    def begin(self, connection: TrainerConnection, program: TrainerProgram, scope: Scope) -> None:
-        pass
 
     def push(
         self, connection: TrainerConnection, program: TrainerProgram, gradients: Gradients, scope: Scope

@@ -11,7 +11,7 @@ import numpy as np
 from jfluid import errors
 from jfluid.compile.padding import ladder
 from jfluid.distributed.programs.trainer_program import TrainerProgram
-from jfluid.distributed.wire.connections import Gradients, TrainerConnection
+from jfluid.distributed.wire.connections import Gradients, Strategy, TrainerConnection
 from jfluid.scope import Scope
 
 if TYPE_CHECKING:
@@ -32,7 +32,7 @@ def _add(table: jax.Array, ids: jax.Array, differences: jax.Array) -> jax.Array:
 _add_rows = jax.jit(_add, donate_argnums=0)
 
 
-class Geo:
+class Geo(Strategy):
     """GEO strategy: every `every` steps a trainer exchanges parameter differences with the servers.
 
     It sends a share of the distance that its parameters have moved, and takes over the distance that the
@@ -95,12 +95,6 @@ class Geo:
         if self._steps % self._every == 0:
             self._exchange(connection, scope)
         return {}
-
-    def computes(self) -> None:
-        pass
-
-    def arrive(self) -> None:
-        pass
 
     def stop(self) -> None:
         """Exchange the differences since the last time, and end with the servers' values."""

@@ -11,7 +11,7 @@ import numpy as np
 from jfluid import errors
 from jfluid.distributed.programs.trainer_program import TrainerProgram
 from jfluid.distributed.trainer import local_state
-from jfluid.distributed.wire.connections import Gradients, TrainerConnection
+from jfluid.distributed.wire.connections import Gradients, Strategy, TrainerConnection
 from jfluid.scope import Scope
 
 if TYPE_CHECKING:
@@ -80,7 +80,7 @@ def install(program: TrainerProgram, pieces: Mapping[str, Array], scope: Scope) 
             scope.var(dense.name).get_tensor().value = dense.join(pieces)
 
 
-class Direct:
+class Direct(Strategy):
     """Strategy of one call a step.
 
     Args:
@@ -99,12 +99,6 @@ class Direct:
     def overlaps(self, program: TrainerProgram) -> bool:
         return not self._in_rounds(program)
 
-    def pull(self, connection: TrainerConnection, ids: Mapping[str, Array]) -> "dict[str, PulledRows]":
-        return connection.calls.pull(ids).rows if ids else {}
-
-    def begin(self, connection: TrainerConnection, program: TrainerProgram, scope: Scope) -> None:
-        pass
-
     def push(
         self, connection: TrainerConnection, program: TrainerProgram, gradients: Gradients, scope: Scope
     ) -> dict[str, Array]:
@@ -121,15 +115,6 @@ class Direct:
             connection.exchange(exchange, program, scope)
             return {}
         return exchange().blocks
-
-    def computes(self) -> None:
-        pass
-
-    def arrive(self) -> None:
-        pass
-
-    def stop(self) -> None:
-        pass
 
 
 @dataclass(frozen=True)
@@ -166,7 +151,7 @@ class AsyncSettings:
                 raise errors.ProgramError(f"communicator_{name}: expected at least {least}, found {value}")
 
 
-class Async:
+class Async(Strategy):
     """Strategy with a thread that merges queued gradients, sends the sum and receives parameters.
 
     No step waits for the thread, unless the queue is full.
@@ -190,9 +175,6 @@ class Async:
     def pull(self, connection: TrainerConnection, ids: Mapping[str, Array]) -> "dict[str, PulledRows]":
         return connection.client.pull(ids).rows if ids else {}
 
-    def begin(self, connection: TrainerConnection, program: TrainerProgram, scope: Scope) -> None:
-        pass
-
     def push(
         self, connection: TrainerConnection, program: TrainerProgram, gradients: Gradients, scope: Scope
     ) -> dict[str, Array]:
@@ -209,12 +191,6 @@ class Async:
         with self._lock:
             fresh, self._fresh = self._fresh, {}
         return fresh
-
-    def computes(self) -> None:
-        pass
-
-    def arrive(self) -> None:
-        pass
 
     def stop(self) -> None:
         self._queue.put(None)

@@ -4,10 +4,11 @@ import logging
 import threading
 import time
 import weakref
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -47,44 +48,40 @@ class Gradients:
     touched: dict[str, Array] = field(default_factory=dict)
 
 
-class Strategy(Protocol):
+class Strategy(ABC):
     """Strategy of a trainer's exchange with servers."""
 
     def pull(self, connection: "TrainerConnection", ids: Mapping[str, Array]) -> "dict[str, PulledRows]":
         """Return rows of tables for a step. May be called for steps ahead, by other threads."""
-        ...
+        return connection.calls.pull(ids).rows if ids else {}
 
+    @abstractmethod
     def overlaps(self, program: TrainerProgram) -> bool:
-        """Return whether rows for the next step may be pulled before this one's gradients are applied."""
-        ...
+        """Return True if rows for the next step may be pulled before this one's gradients are applied."""
 
-    def begin(self, connection: "TrainerConnection", program: TrainerProgram, scope: Scope) -> None:
+    def begin(self, connection: "TrainerConnection", program: TrainerProgram, scope: Scope) -> None:  # noqa: B027
         """Prepare for the next step."""
-        ...
 
+    @abstractmethod
     def push(
         self, connection: "TrainerConnection", program: TrainerProgram, gradients: Gradients, scope: Scope
     ) -> dict[str, Array]:
-        """Take a step's gradients; the pieces of parameters that are new since the last one."""
-        ...
+        """Take a step's gradients; return the pieces of parameters that are new since the last one."""
 
-    def computes(self) -> None:
+    def computes(self) -> None:  # noqa: B027
         """Do deferred work while a step computes and the trainer's thread waits."""
-        ...
 
-    def arrive(self) -> None:
+    def arrive(self) -> None:  # noqa: B027
         """Wait for pending gradients, if the strategy has no thread for the wait.
 
         Raises ServerError where they could not be sent.
         """
-        ...
 
-    def stop(self) -> None:
+    def stop(self) -> None:  # noqa: B027
         """Send waiting gradients, and give the trainer the servers' parameters.
 
         Raises ServerError where that failed.
         """
-        ...
 
 
 class Laps:

@@ -54,19 +54,7 @@ def rewrite(program: Program, placement: Placement) -> None:
 def startup(program: Program, placement: Placement) -> None:
     """Rewrite the startup program of a trainer in place: all trainers begin with the servers' parameters."""
     block = program.global_block()
-    for held in placement.held.values():
-        trainer.receive(block, placement, held, None, whole=False)
-    block.append_op(
-        "fetch_barrier",
-        {},
-        {"Out": trainer.control(block)},
-        {
-            "endpoints": placement.endpoints,
-            "trainer_id": placement.trainer_id,
-            "op_role": OpRole.RPC,
-        },
-    )
-    trainer.join(block, placement, OpRole.Forward)
+    trainer.receive_all(block, placement, placement.held.values())
     program.verify("DistributeTranspiler, startup program of a trainer")
 
 

@@ -18,20 +18,7 @@ def of_trainer(startup: Program, placement: Placement) -> None:
         block.remove_var(name)
     step = placement.counter.attr("step") if placement.counter is not None else 0.0
     _start_counts(block, placement, [step] * placement.trainers)
-    for held in placement.held.values():
-        if not held[0].update.remote:
-            trainer.receive(block, placement, held, None, whole=False)
-    block.append_op(
-        "fetch_barrier",
-        {},
-        {"Out": trainer.control(block)},
-        {
-            "endpoints": placement.endpoints,
-            "trainer_id": placement.trainer_id,
-            "op_role": OpRole.RPC,
-        },
-    )
-    trainer.join(block, placement, OpRole.Forward)
+    trainer.receive_all(block, placement, [h for h in placement.held.values() if not h[0].update.remote])
     for param in remote:
         block.append_op("fake_init", {}, {"Out": param.name}, {"shape": param.shape, "op_role": OpRole.Forward})
     startup.verify("DistributeTranspiler, startup program of a trainer")

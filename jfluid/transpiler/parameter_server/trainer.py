@@ -1,6 +1,6 @@
 """The trainers' program: it sends gradients and receives parameters; servers do the updates."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import groupby
 
 from jfluid.ir.block import Block
@@ -255,6 +255,15 @@ def receive(
         attrs | ({"recv_varnames": names} if whole else {}),
     )
     return written
+
+
+def receive_all(block: Block, placement: Placement, parameters: Iterable[Sequence[UpdatedPiece]]) -> None:
+    """Receive the initial values of parameters, wait for all, and join the pieces."""
+    for held in parameters:
+        receive(block, placement, held, None, whole=False)
+    attributes = {"endpoints": placement.endpoints, "trainer_id": placement.trainer_id, "op_role": OpRole.RPC}
+    block.append_op("fetch_barrier", {}, {"Out": control(block)}, attributes)
+    join(block, placement, OpRole.Forward)
 
 
 def join(block: Block, placement: Placement, role: int) -> None:
