@@ -196,8 +196,8 @@ def flip(path):
     "damage, message",
     [
         (flip, "damaged: its checksum is not that of the manifest"),
-        (lambda path: path.write_bytes(path.read_bytes()[:-1]), "missing or has another size"),
-        (lambda path: path.unlink(), "missing or has another size"),
+        (lambda path: path.write_bytes(path.read_bytes()[:-1]), "missing or has a different size"),
+        (lambda path: path.unlink(), "missing or has a different size"),
     ],
 )
 @pytest.mark.parametrize("kind", ["rows", "numbers"])
@@ -220,22 +220,22 @@ def test_damaged_files_are_refused(tmp_path, damage, message, kind):
         ),
         (
             lambda m: m["tables"][0]["rows_file"].update(name="../../etc/passwd"),
-            "expected files whose names begin with a.00000",
+            "expected file names that begin with a.00000",
         ),
         (
             lambda m: m["tables"][0]["rows_file"].update(name="b.00000-of-00001.0.rows"),
-            "expected files whose names begin with",
+            "expected file names that begin with",
         ),
         (
             lambda m: m["tables"][0]["rows_file"].update(name="a.00000-of-00001.json.partial"),
-            "expected files whose names",
+            "expected file names",
         ),
         (
             lambda m: m["tables"][0]["rows_file"].update(name="a.00000-of-00001.0.rows\0"),
-            "expected files whose names begin with",
+            "expected file names that begin with",
         ),
-        (lambda m: m.update(id="b"), "expected files whose names begin with b.00000-of-00001"),
-        (lambda m: m.update(server=5), "expected files whose names begin with a.00005-of-00001"),
+        (lambda m: m.update(id="b"), "expected file names that begin with b.00000-of-00001"),
+        (lambda m: m.update(server=5), "expected file names that begin with a.00005-of-00001"),
         (
             lambda m: m["tables"][0].update(step=2**32),
             "tables.0.step: Input should be less than or equal to 4294967294",
