@@ -220,21 +220,7 @@ class Trainer(Runner):
         if prepared is None:
             feeds[0].update(parameters)
             prepared = self._prepare(step_input, feeds, names, devices)
-        given = self._engine.execute(prepared, scope)
-        strategy.computes()
-        as_left = self._only_sent.difference(fetches)
-        values = {
-            f.name: list(f.parts) if f.divided or (f.name in as_left and not f.overwritten) else [f.tensor()]
-            for f in prepared.fetched(given)
-        }
-        # a startup program, which has just begun the running statistics anew
-        if not program.trains:
-            self._resume(connection, scope)
-        # there they lie where NumPy reads them
-        if program.trains and self._engine.device.platform != "cpu":
-            _start_copies(v for name, _ in program.dense for v in values[name][:1])
-            _start_copies(v for rows in program.rows for g in rows.names(devices is not None) for v in values[g])
-        jax.block_until_ready([inner(v) for found in values.values() for v in found])
+        values = self._run(prepared, strategy, fetches, scope, devices is not None)
         lap("compute")
         if program.trains:
             gradients = self._gradients(values, found, inverse, feeds)
@@ -251,6 +237,28 @@ class Trainer(Runner):
             value = LoDTensor(np.asarray(scope.find_var(name).get_tensor()))  # type: ignore[union-attr]
             values[name] = [value] * (1 if devices is None else devices.replicas)
         return [values[n] for n in fetches]
+
+    def _run(
+        self, prepared: Prepared, strategy: Strategy, fetches: Sequence[str], scope: Scope, replicas: bool
+    ) -> dict[str, list[Any]]:
+        """Run a prepared step; return its results by name, one by replica if divided."""
+        program = self.program
+        given = self._engine.execute(prepared, scope)
+        strategy.computes()
+        as_left = self._only_sent.difference(fetches)
+        values = {
+            f.name: list(f.parts) if f.divided or (f.name in as_left and not f.overwritten) else [f.tensor()]
+            for f in prepared.fetched(given)
+        }
+        # a startup program, which has just begun the running statistics anew
+        if not program.trains:
+            self._resume(self._connected(), scope)
+        # there they lie where NumPy reads them
+        if program.trains and self._engine.device.platform != "cpu":
+            _start_copies(v for name, _ in program.dense for v in values[name][:1])
+            _start_copies(v for rows in program.rows for g in rows.names(replicas) for v in values[g])
+        jax.block_until_ready([inner(v) for found in values.values() for v in found])
+        return values
 
     def _request_of(
         self,
