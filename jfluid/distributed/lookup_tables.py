@@ -18,11 +18,7 @@ from jfluid.ir.program import Program
 from jfluid.ir.variable import Variable
 from jfluid.scope import global_scope
 
-__all__ = [
-    "convert_dist_to_sparse_program",
-    "load_persistables_for_increment",
-    "load_persistables_for_inference",
-]
+__all__ = ["convert_dist_to_sparse_program", "load_persistables_for_increment", "load_persistables_for_inference"]
 
 
 _Found = list[tuple[str, Stored]]
@@ -42,11 +38,7 @@ def convert_dist_to_sparse_program(program: Program) -> Program:
 
 
 def load_persistables_for_inference(
-    dirname: str,
-    executor: HasEngine,
-    program: Program | None,
-    lookup_table_var_name: str,
-    allow: Iterable[str] = (),
+    dirname: str, executor: HasEngine, program: Program | None, lookup_table_var_name: str, allow: Iterable[str] = ()
 ) -> Program:
     """Load the variables that a trainer saved by `fluid.io.save_persistables` into the global scope.
 
@@ -126,11 +118,7 @@ def _values(folder: str, table: Variable) -> np.ndarray[Any, Any]:
 
 
 def load_persistables_for_increment(
-    dirname: str,
-    executor: HasEngine,
-    program: Program,
-    lookup_table_var: str,
-    lookup_table_var_path: str,
+    dirname: str, executor: HasEngine, program: Program, lookup_table_var: str, lookup_table_var_path: str
 ) -> None:
     """Restore the saved variables of a server and its rows of a distributed table.
 

@@ -64,11 +64,7 @@ def save_inference_model(
         OSError: the disk does not take the files. All of them are saved, or none is.
     """
     model_file, model, names = model_to_save(
-        feeded_var_names,
-        target_vars,
-        program_of(main_program),
-        model_filename,
-        export_for_deployment,
+        feeded_var_names, target_vars, program_of(main_program), model_filename, export_for_deployment
     )
     params = None if params_filename is None else os.path.basename(params_filename)
     if params == model_file:
@@ -127,10 +123,7 @@ def _inference_program(program: Program, feeds: list[str], targets: list[Variabl
             name = unique_name.generate(f"save_infer_model/scale_{i}.tmp")
         out = block.create_var(name=name, shape=target.shape, dtype=target.dtype, lod_level=target.lod_level)
         block.append_op(
-            "scale",
-            {"X": block.vars[target.name]},
-            {"Out": out},
-            {"scale": 1.0, "bias": 0.0, "bias_after_scale": True},
+            "scale", {"X": block.vars[target.name]}, {"Out": out}, {"scale": 1.0, "bias": 0.0, "bias_after_scale": True}
         )
         outputs.append(name)
     model = model._prune_with_input(feeds, outputs)._inference_optimize()

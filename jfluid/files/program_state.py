@@ -54,12 +54,7 @@ def _prefix(model_path: str) -> str:
     return next((model_path.removesuffix(s) for s in _SUFFIXES if model_path.endswith(s)), model_path)
 
 
-def load(
-    program: Program,
-    model_path: str,
-    executor: Any = None,
-    var_list: Sequence[Variable] | None = None,
-) -> None:
+def load(program: Program, model_path: str, executor: Any = None, var_list: Sequence[Variable] | None = None) -> None:
     """Load the state that `save` saved, or `save_params`, `save_persistables` or `save_vars`.
 
     Args:

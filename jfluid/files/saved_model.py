@@ -24,12 +24,7 @@ MODEL = "__model__"
 # What files of all parameters are called, beside what a model's own name suggests.
 _COMBINED = ("__params__", "params", "__variables__", "model.pdparams")
 # Variables that are no state although programs call them persistable.
-_NO_STATE = (
-    VarType.FEED_MINIBATCH,
-    VarType.FETCH_LIST,
-    VarType.READER,
-    VarType.RAW,
-)
+_NO_STATE = (VarType.FEED_MINIBATCH, VarType.FETCH_LIST, VarType.READER, VarType.RAW)
 
 
 @dataclass(frozen=True)

@@ -188,10 +188,7 @@ _NAMES = {
     ("collections", "OrderedDict"): _Function(_ordered, keeps=True),
 }
 for _module in ("numpy.core.multiarray", "numpy._core.multiarray"):
-    _NAMES |= {
-        (_module, "_reconstruct"): _Function(_reconstruct),
-        (_module, "scalar"): _Function(_scalar),
-    }
+    _NAMES |= {(_module, "_reconstruct"): _Function(_reconstruct), (_module, "scalar"): _Function(_scalar)}
 
 
 # ---- the machine ---------------------------------------------------------------------------------

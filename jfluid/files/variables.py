@@ -119,9 +119,7 @@ def check_fits(var: Variable, value: np.ndarray, path: str) -> None:
 
 
 def chosen(
-    program: Program,
-    vars: Sequence[Variable | str] | None,
-    predicate: Callable[[Variable], bool] | None = None,
+    program: Program, vars: Sequence[Variable | str] | None, predicate: Callable[[Variable], bool] | None = None
 ) -> list[Variable]:
     """Return the variables to save or load, once each, in the program's order."""
     if vars is not None:

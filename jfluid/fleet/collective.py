@@ -184,11 +184,7 @@ class Collective(Fleet):
         processes.join(self._role.get_trainer_endpoints(), self.worker_index())
 
     def _needless(self, method: str) -> None:
-        warnings.warn(
-            f"fleet.{method}: a collective job has nothing to do there",
-            RuntimeWarning,
-            stacklevel=3,
-        )
+        warnings.warn(f"fleet.{method}: a collective job has nothing to do there", RuntimeWarning, stacklevel=3)
 
     def init_worker(self) -> None:
         """Warn, as Fluid does, that there is nothing to do in a collective job."""
@@ -255,27 +251,15 @@ class Collective(Fleet):
                 "are predicted (target_vars)"
             )
         return files.save_inference_model(
-            dirname,
-            feeded_var_names,
-            target_vars,
-            executor,
-            program,
-            export_for_deployment=export_for_deployment,
+            dirname, feeded_var_names, target_vars, executor, program, export_for_deployment=export_for_deployment
         )
 
     def save_persistables(
-        self,
-        executor: Executor,
-        dirname: str,
-        main_program: Program | None = None,
-        filename: str | None = None,
+        self, executor: Executor, dirname: str, main_program: Program | None = None, filename: str | None = None
     ) -> None:
         """Save by `fluid.io.save_persistables`, with the same arguments, the program before its preparation."""
         files.save_persistables(
-            executor,
-            dirname,
-            self._program(main_program, self._origin_program, "save_persistables"),
-            filename,
+            executor, dirname, self._program(main_program, self._origin_program, "save_persistables"), filename
         )
 
     def save_check_point(
@@ -390,12 +374,7 @@ class CollectiveOptimizer(DistributedOptimizer):
     itself.
     """
 
-    def __init__(
-        self,
-        optimizer: Any,
-        strategy: DistributedStrategy | None = None,
-        owner: Collective | None = None,
-    ):
+    def __init__(self, optimizer: Any, strategy: DistributedStrategy | None = None, owner: Collective | None = None):
         strategy = strategy if strategy is not None else DistributedStrategy()
         if not isinstance(strategy, DistributedStrategy):
             raise TypeError(f"strategy: expected a DistributedStrategy, found {type(strategy).__name__}")
@@ -478,19 +457,12 @@ class CollectiveOptimizer(DistributedOptimizer):
         config.use_hierarchical_allreduce = self._strategy.use_hierarchical_allreduce
         config.hierarchical_allreduce_inter_nranks = self._strategy.hierarchical_allreduce_inter_nranks
         DistributeTranspiler(config).transpile(
-            index,
-            main,
-            trainers=",".join(endpoints),
-            startup_program=startup,
-            current_endpoint=endpoints[index],
+            index, main, trainers=",".join(endpoints), startup_program=startup, current_endpoint=endpoints[index]
         )
 
     def _compiled(self, main: Program, loss: str) -> CompiledProgram:
         strategy = self._strategy
-        strategy.num_trainers, strategy.trainer_id = (
-            self._fleet.worker_num(),
-            self._fleet.worker_index(),
-        )
+        strategy.num_trainers, strategy.trainer_id = (self._fleet.worker_num(), self._fleet.worker_index())
         strategy.trainers_endpoints = list(self._fleet._role.get_trainer_endpoints())
         return CompiledProgram(main).with_data_parallel(
             loss_name=loss, build_strategy=strategy, exec_strategy=strategy.exec_strategy

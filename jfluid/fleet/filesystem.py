@@ -196,10 +196,7 @@ class RemoteFS(FS):
         for upload in self._fs.list_multipart_uploads(bucket):
             if upload["Key"] == prefix or upload["Key"].startswith(f"{prefix}/"):
                 self._fs.call_s3(
-                    "abort_multipart_upload",
-                    Bucket=bucket,
-                    Key=upload["Key"],
-                    UploadId=upload["UploadId"],
+                    "abort_multipart_upload", Bucket=bucket, Key=upload["Key"], UploadId=upload["UploadId"]
                 )
 
     def download(self, fs_path: str, local_path: str) -> None:

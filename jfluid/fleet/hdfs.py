@@ -149,13 +149,7 @@ class HDFSClient:
             return True
         return self._run("-mkdir", "-p", hdfs_path) is not None
 
-    def upload(
-        self,
-        hdfs_path: str,
-        local_path: str,
-        overwrite: bool = False,
-        retry_times: int | None = None,
-    ) -> bool:
+    def upload(self, hdfs_path: str, local_path: str, overwrite: bool = False, retry_times: int | None = None) -> bool:
         """Copy a file of this host into a folder, which is made if need be; onto one that exists only with `overwrite`.
 
         A command that fails is tried `retry_times` (5) more times.
@@ -170,12 +164,7 @@ class HDFSClient:
             self._fs.upload(local_path, target)
             return True
         return (
-            self._run(
-                "-put",
-                local_path,
-                target,
-                retries=self.retries if retry_times is None else retry_times,
-            )
+            self._run("-put", local_path, target, retries=self.retries if retry_times is None else retry_times)
             is not None
         )
 
@@ -232,12 +221,7 @@ def _check_client(client: Any) -> None:
 
 
 def multi_download(
-    client: HDFSClient,
-    hdfs_path: str,
-    local_path: str,
-    trainer_id: int,
-    trainers: int,
-    multi_processes: int = 5,
+    client: HDFSClient, hdfs_path: str, local_path: str, trainer_id: int, trainers: int, multi_processes: int = 5
 ) -> list[str]:
     """Copy this trainer's share of the files below a folder to this host, several at a time.
 

@@ -265,14 +265,7 @@ class GeneralRoleMaker(RoleMakerBase):
             warning, and any other raises ProgramError.
     """
 
-    _FLUIDS = (
-        "hdfs_name",
-        "hdfs_ugi",
-        "path",
-        "http_ip_port",
-        "init_timeout_seconds",
-        "run_timeout_seconds",
-    )
+    _FLUIDS = ("hdfs_name", "hdfs_ugi", "path", "http_ip_port", "init_timeout_seconds", "run_timeout_seconds")
 
     def __init__(self, **kwargs: Any):
         super().__init__()
@@ -404,10 +397,7 @@ class UserDefinedRoleMaker(RoleMakerBase):
         self._role = role
         self._trainers_num = _checked_number("worker_num", worker_num, 1)
         self._current_id = _checked_number(
-            "current_id",
-            current_id,
-            0,
-            len(self._server_endpoints) if role == Role.SERVER else None,
+            "current_id", current_id, 0, len(self._server_endpoints) if role == Role.SERVER else None
         )
 
     def _generate(self) -> None:

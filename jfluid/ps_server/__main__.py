@@ -40,24 +40,9 @@ def _parser() -> argparse.ArgumentParser:
         metavar="FILE",
         help=f"has the job's secret, for its owner only (default: the variable {secret.VARIABLE}, or this user's secret)",
     )
-    add(
-        "--tables",
-        type=Path,
-        metavar="FILE",
-        help="YAML or JSON: {tables: [...], blocks: [...]} to begin with",
-    )
-    add(
-        "--restore",
-        type=Path,
-        metavar="FOLDER",
-        help="begin with the newest complete snapshot in this folder",
-    )
-    add(
-        "--save-root",
-        type=Path,
-        metavar="FOLDER",
-        help="write and read snapshots below this folder only",
-    )
+    add("--tables", type=Path, metavar="FILE", help="YAML or JSON: {tables: [...], blocks: [...]} to begin with")
+    add("--restore", type=Path, metavar="FOLDER", help="begin with the newest complete snapshot in this folder")
+    add("--save-root", type=Path, metavar="FOLDER", help="write and read snapshots below this folder only")
     add(
         "--silence",
         type=float,
@@ -79,12 +64,7 @@ def _parser() -> argparse.ArgumentParser:
         help="with --restore: a trainer not heard for longer from the beginning is silent (%(default)g)",
     )
     add("--end-with-trainers", action="store_true", help="end when all trainers have left")
-    add(
-        "--max-rows",
-        type=int,
-        metavar="ROWS",
-        help="refuse new rows above this number in all tables together",
-    )
+    add("--max-rows", type=int, metavar="ROWS", help="refuse new rows above this number in all tables together")
     add(
         "--max-bytes",
         type=int,
@@ -94,12 +74,7 @@ def _parser() -> argparse.ArgumentParser:
     add("--metrics-port", type=int, metavar="PORT", help="answer Prometheus on this port")
     add("--tls-certificate", type=Path, metavar="PEM")
     add("--tls-key", type=Path, metavar="PEM")
-    add(
-        "--tls-clients",
-        type=Path,
-        metavar="PEM",
-        help="clients need a certificate of these authorities",
-    )
+    add("--tls-clients", type=Path, metavar="PEM", help="clients need a certificate of these authorities")
     return parser
 
 

@@ -104,9 +104,7 @@ class _AtOnce(ThreadPoolExecutor):
         return future
 
 
-def _at_once(
-    answer: Callable[[Iterator[bytes], grpc.ServicerContext], bytes],
-) -> grpc.RpcMethodHandler:
+def _at_once(answer: Callable[[Iterator[bytes], grpc.ServicerContext], bytes]) -> grpc.RpcMethodHandler:
     """Return a handler that answers when the headers are there.
 
     The handler is that of a stream: so gRPC delivers no message that the handler did not ask for.
@@ -151,8 +149,7 @@ class Guard(grpc.ServerInterceptor):
             nonce = _value(context.invocation_metadata(), NONCE)
             if len(nonce) != _NONCE_SIZE:
                 context.abort(
-                    grpc.StatusCode.INVALID_ARGUMENT,
-                    f"{NONCE}: expected {_NONCE_SIZE} bytes, found {len(nonce)}",
+                    grpc.StatusCode.INVALID_ARGUMENT, f"{NONCE}: expected {_NONCE_SIZE} bytes, found {len(nonce)}"
                 )
             return _BEGUN.pack(self._challenge, _mac(self._key, b"server", nonce, self._challenge))
 

@@ -22,26 +22,12 @@ from jfluid.ps_server.connection import credentials_of
 from jfluid.ps_server.directory import Block, Directory, RowRange
 from jfluid.ps_server.errors import TooLargeError
 from jfluid.ps_server.server_connections import ServerConnections
-from jfluid.ps_server.sharded_pull import (
-    PulledRows,
-    PullResult,
-    RowRequest,
-    ShardedPull,
-    checked_ids,
-)
+from jfluid.ps_server.sharded_pull import PulledRows, PullResult, RowRequest, ShardedPull, checked_ids
 from jfluid.ps_server.sharded_push import add_pushes
 from jfluid.ps_server.store import Change
 from jfluid.ps_server.zero_copy import IncomingPullReply, OutgoingRequest
 
-__all__ = [
-    "Client",
-    "PullResult",
-    "PulledRows",
-    "RowRange",
-    "RowRequest",
-    "credentials_of",
-    "widths_of",
-]
+__all__ = ["Client", "PullResult", "PulledRows", "RowRange", "RowRequest", "credentials_of", "widths_of"]
 
 Array = np.ndarray[Any, Any]
 
@@ -166,9 +152,7 @@ class Client:
     # ---- tables and blocks -----------------------------------------------------------------------
 
     def create(
-        self,
-        tables: Sequence[specs.TableSpec] = (),
-        blocks: Mapping[int, Sequence[specs.BlockSpec]] | None = None,
+        self, tables: Sequence[specs.TableSpec] = (), blocks: Mapping[int, Sequence[specs.BlockSpec]] | None = None
     ) -> None:
         """Create tables on all servers, and the blocks of each server number, unless these exist.
 
@@ -378,9 +362,7 @@ class Client:
         """
         replies = self._connections.everywhere(
             lambda number: self._connections[number].call(
-                "Restore",
-                pb.RestoreRequest(folder=folder, snapshot=snapshot, tables=tables),
-                waits=True,
+                "Restore", pb.RestoreRequest(folder=folder, snapshot=snapshot, tables=tables), waits=True
             )
         )
         if tables:

@@ -47,10 +47,7 @@ logger = logging.getLogger(__name__)
 
 
 def credentials_of(
-    tls_authority: bytes | None = None,
-    tls_certificate: bytes | None = None,
-    tls_key: bytes | None = None,
-    **_: object,
+    tls_authority: bytes | None = None, tls_certificate: bytes | None = None, tls_key: bytes | None = None, **_: object
 ) -> grpc.ChannelCredentials | None:
     """Return the TLS credentials of a client's connections (see Client); None for connections without TLS."""
     return grpc.ssl_channel_credentials(tls_authority, tls_key, tls_certificate) if tls_authority else None
@@ -169,10 +166,7 @@ class ServerConnection:
         return int(status.latest)
 
     def current(
-        self,
-        told: Sequence[_Told],
-        send: Callable[[], T],
-        keep: Callable[[T], None] = lambda reply: None,
+        self, told: Sequence[_Told], send: Callable[[], T], keep: Callable[[T], None] = lambda reply: None
     ) -> T:
         """Send a request to a server that has all that this client has sent: a restarted server is repaired first.
 
@@ -297,9 +291,7 @@ class ServerConnection:
     def shrink(self, request: pb.ShrinkRequest) -> int:
         """Drop rows; returns how many."""
         reply = self.current(
-            [request.caller],
-            lambda: self.call("Shrink", request),
-            lambda _: self.replay_log.add_shrink(request),
+            [request.caller], lambda: self.call("Shrink", request), lambda _: self.replay_log.add_shrink(request)
         )
         return int(reply.rows)
 

@@ -144,11 +144,7 @@ class DenseBlock:
         self.check(state)
         with self._lock:
             self._numbers = state["numbers"]
-            self.version, self.step, self.learning_rate = (
-                state["version"],
-                state["step"],
-                state["learning_rate"],
-            )
+            self.version, self.step, self.learning_rate = (state["version"], state["step"], state["learning_rate"])
 
     def _take(self, numbers: Array) -> int:
         self._numbers = numbers

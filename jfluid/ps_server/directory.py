@@ -120,10 +120,7 @@ class Directory:
                 )
             if len(ranges) == 1:
                 return [Part(ranges[0].server, ranges[0].name, _ALL)]
-            places, groups = (
-                [(s.server, s.name, s.first) for s in ranges],
-                np.searchsorted(ends, ids, side="right"),
-            )
+            places, groups = ([(s.server, s.name, s.first) for s in ranges], np.searchsorted(ends, ids, side="right"))
         order, starts = kernels.partition(groups, len(places))
         return [
             Part(server, name, order[starts[i] : starts[i + 1]], first)

@@ -73,14 +73,7 @@ def locate(
         if i + 2 * AHEAD < len(order):
             prefetch(start + 4 * _home(hash_of(ids[order[i + 2 * AHEAD]], secret), shard_bits, capacity))
         if i + AHEAD < len(order):
-            _prefetch_head(
-                index,
-                row_bits,
-                shard_bits,
-                heads,
-                page_bits,
-                hash_of(ids[order[i + AHEAD]], secret),
-            )
+            _prefetch_head(index, row_bits, shard_bits, heads, page_bits, hash_of(ids[order[i + AHEAD]], secret))
         id_ = ids[order[i]]
         hash_ = hash_of(id_, secret)
         tag = _tag(hash_, row_bits)

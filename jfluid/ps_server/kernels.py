@@ -60,9 +60,7 @@ def prefetch(typing_context, address):
     def generate(context, builder, signature, arguments):
         byte, number = ir.IntType(8).as_pointer(), ir.IntType(32)
         function = cgutils.get_or_insert_function(
-            builder.module,
-            ir.FunctionType(ir.VoidType(), [byte, number, number, number]),
-            "llvm.prefetch.p0i8",
+            builder.module, ir.FunctionType(ir.VoidType(), [byte, number, number, number]), "llvm.prefetch.p0i8"
         )
         builder.call(function, [builder.inttoptr(arguments[0], byte), number(0), number(3), number(1)])
         return context.get_dummy_value()

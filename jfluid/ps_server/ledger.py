@@ -192,11 +192,7 @@ class Ledger:
         """Return the state for a snapshot, as JSON data."""
         with self._changed:
             return {
-                str(number): {
-                    "incarnation": t.incarnation,
-                    "through": t.through,
-                    "beyond": sorted(t.beyond),
-                }
+                str(number): {"incarnation": t.incarnation, "through": t.through, "beyond": sorted(t.beyond)}
                 for number, t in self._trainers.items()
             }
 

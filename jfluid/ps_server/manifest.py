@@ -10,15 +10,7 @@ import zlib
 from pathlib import Path
 from typing import Annotated, Any, Self
 
-from pydantic import (
-    AfterValidator,
-    FailFast,
-    Field,
-    FiniteFloat,
-    TypeAdapter,
-    ValidationError,
-    model_validator,
-)
+from pydantic import AfterValidator, FailFast, Field, FiniteFloat, TypeAdapter, ValidationError, model_validator
 
 from jfluid import errors
 from jfluid.ps_server import specs, validation
@@ -29,8 +21,7 @@ from jfluid.ps_server.table_state import LAST_STEP
 FORMAT = 2
 ID = r"^[A-Za-z0-9_-]{1,64}$"
 FILE = re.compile(
-    r"([A-Za-z0-9_-]{1,64})\.(\d{5})-of-(\d{5})\.(json|\d{1,9}\.(?:rows|numbers|state))(\.partial)?",
-    re.ASCII,
+    r"([A-Za-z0-9_-]{1,64})\.(\d{5})-of-(\d{5})\.(json|\d{1,9}\.(?:rows|numbers|state))(\.partial)?", re.ASCII
 )
 LAST_NUMBER = 2**62
 _MOST_SERVERS = 99_999

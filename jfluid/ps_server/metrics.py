@@ -13,25 +13,7 @@ from prometheus_client.core import GaugeMetricFamily, HistogramMetricFamily, Met
 from jfluid.printable import printable
 from jfluid.ps_server.store import Store
 
-_SECONDS = (
-    1e-4,
-    2.5e-4,
-    5e-4,
-    1e-3,
-    2.5e-3,
-    5e-3,
-    1e-2,
-    2.5e-2,
-    5e-2,
-    0.1,
-    0.25,
-    0.5,
-    1,
-    2.5,
-    5,
-    10,
-    60,
-)
+_SECONDS = (1e-4, 2.5e-4, 5e-4, 1e-3, 2.5e-3, 5e-3, 1e-2, 2.5e-2, 5e-2, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 60)
 _STEPS = (0, 1, 2, 4, 8, 16, 32, 64, 128, 256, 1024, 4096)
 
 
@@ -61,10 +43,7 @@ class Metrics:
 
         self.calls = counter("jfluid_ps_calls", "Calls that were answered", "method", "status")
         self.seconds = histogram(
-            "jfluid_ps_call_seconds",
-            "Seconds from a call's arrival to its answer",
-            "method",
-            _SECONDS,
+            "jfluid_ps_call_seconds", "Seconds from a call's arrival to its answer", "method", _SECONDS
         )
         self.bytes = counter("jfluid_ps_bytes", "Bytes of messages", "method", "direction")
         self.rows = counter("jfluid_ps_rows", "Rows that were read or changed", "table", "kind")
@@ -75,10 +54,7 @@ class Metrics:
             "part",
         )
         self.waited = histogram(
-            "jfluid_ps_wait_seconds",
-            "Seconds that a call waited for other trainers",
-            "kind",
-            _SECONDS,
+            "jfluid_ps_wait_seconds", "Seconds that a call waited for other trainers", "kind", _SECONDS
         )
         self.staleness = Counted(
             "jfluid_ps_staleness_steps",

@@ -95,10 +95,7 @@ class MetricsServer(ThreadingHTTPServer):
     def server_bind(self) -> None:
         """Bind, and ask no name server for the host's name, as HTTPServer does."""
         TCPServer.server_bind(self)
-        self.server_name, self.server_port = (
-            str(self.server_address[0]),
-            int(self.server_address[1]),
-        )
+        self.server_name, self.server_port = (str(self.server_address[0]), int(self.server_address[1]))
 
     def admits(self, authorization: str) -> bool:
         """Return whether a request with this header is answered."""

@@ -424,12 +424,7 @@ _RMSPROP = RuleDef(
     RMSProp,
     _rmsprop,
     lambda settings: (settings.rho, settings.epsilon, settings.momentum, settings.centered),
-    attributes={
-        "rho": "decay",
-        "epsilon": "epsilon",
-        "momentum": "momentum",
-        "centered": "centered",
-    },
+    attributes={"rho": "decay", "epsilon": "epsilon", "momentum": "momentum", "centered": "centered"},
     slots=(
         SlotDef("mean_square", "MeanSquare"),
         SlotDef("momentum", "Moment"),

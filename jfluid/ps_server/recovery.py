@@ -213,10 +213,7 @@ class Coordinator:
                 reply.rounds >= number and reply.writing != number and number not in reply.snapshots
                 for reply in replies
             ):
-                logger.warning(
-                    "no snapshot of all servers after round %d: not every server could write it",
-                    number,
-                )
+                logger.warning("no snapshot of all servers after round %d: not every server could write it", number)
                 return False
         return False
 
@@ -225,11 +222,7 @@ class Coordinator:
         replies = self._all("Recovery", pb.RecoveryRequest(), self._service.recovery)
         common = set[int].intersection(*(set(reply.snapshots) for reply in replies))
         rounds = sorted(r for r in common if r <= number)[-2:]
-        self._all(
-            "RetainSnapshots",
-            pb.RetainSnapshotsRequest(rounds=rounds),
-            self._service.retain_snapshots,
-        )
+        self._all("RetainSnapshots", pb.RetainSnapshotsRequest(rounds=rounds), self._service.retain_snapshots)
         logger.info("all servers have a snapshot of round %d", number)
 
     def _all(self, method: str, request: Any, own: Callable[[Any], Any]) -> list[Any]:

@@ -88,10 +88,7 @@ def _table(
     expected = _named_whole(spec, pieces)
     for held, part, manifest in found:
         there = _named_whole(part.spec.bounded_as(spec), manifest.pieces or {})
-        if (held.piece.shape, there.model_copy(update={"shards": spec.shards})) != (
-            want.shape,
-            expected,
-        ):
+        if (held.piece.shape, there.model_copy(update={"shards": spec.shards})) != (want.shape, expected):
             raise errors.ServerError(
                 f"{folder / held.file.name}: table {want.variable}: the snapshot holds another table: "
                 f"expected {list(want.shape)} {expected!r}, found {list(held.piece.shape)} {there!r}"

@@ -154,10 +154,7 @@ class RoundSnapshots:
         try:
             view, left = open_view.enter_context(self._store.view()), self._left()
             threading.Thread(
-                target=self._write,
-                args=[number, view, left, open_view],
-                name="jfluid-ps-snapshot",
-                daemon=True,
+                target=self._write, args=[number, view, left, open_view], name="jfluid-ps-snapshot", daemon=True
             ).start()
         except Exception:
             logger.exception("no snapshot of round %d could be taken", number)

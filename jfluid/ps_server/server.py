@@ -103,18 +103,10 @@ class Server:
         self.settings, self.store = settings, store if store is not None else Store()
         self.store.cap.most_rows, self.store.cap.most_bytes = settings.max_rows, settings.max_bytes
         self.trainer_group = TrainerGroup(
-            self.store,
-            settings.trainers,
-            settings.silence_s,
-            settings.on_silence,
-            start_s=settings.start_s,
+            self.store, settings.trainers, settings.silence_s, settings.on_silence, start_s=settings.start_s
         )
         self.service = Service(
-            self.store,
-            self.trainer_group,
-            settings.server,
-            settings.servers,
-            save_root=settings.save_root,
+            self.store, self.trainer_group, settings.server, settings.servers, save_root=settings.save_root
         )
         # A call that waits for other trainers keeps its thread, as long as its caller is there.
         self._threads = ThreadPoolExecutor(16 + 4 * settings.trainers, thread_name_prefix="jfluid-ps")

@@ -88,10 +88,7 @@ class ServerConnections:
         return len(self._connections)
 
     def everywhere(
-        self,
-        function: Callable[[int], Any],
-        quick: bool = False,
-        meanwhile: Callable[[], None] = lambda: None,
+        self, function: Callable[[int], Any], quick: bool = False, meanwhile: Callable[[], None] = lambda: None
     ) -> list[Any]:
         """Call `function` with the number of every server concurrently; return the results in the order of the servers.
 
@@ -188,12 +185,7 @@ class ServerConnections:
         Args:
             sequence, outstanding: of a request that changes a server (see SequenceNumbers).
         """
-        return pb.Caller(
-            trainer=self.trainer,
-            incarnation=self.incarnation,
-            sequence=sequence,
-            outstanding=outstanding,
-        )
+        return pb.Caller(trainer=self.trainer, incarnation=self.incarnation, sequence=sequence, outstanding=outstanding)
 
     def _begin_beats(self) -> None:
         # A thread for each server: one that does not answer must not make this trainer silent to
@@ -241,10 +233,7 @@ class ServerConnections:
         with self._lock:
             passed = dict(self._passed)
         for name, number in passed.items():
-            connection.call(
-                "Barrier",
-                pb.BarrierRequest(caller=self.caller(), name=name, number=number, passed=True),
-            )
+            connection.call("Barrier", pb.BarrierRequest(caller=self.caller(), name=name, number=number, passed=True))
 
     # ---- the end ---------------------------------------------------------------------------------
 

@@ -83,12 +83,7 @@ class Service:
         metrics: Metrics | None = None,
         save_root: Path | None = None,
     ):
-        self.store, self.trainer_group, self.server, self.servers = (
-            store,
-            trainer_group,
-            server,
-            servers,
-        )
+        self.store, self.trainer_group, self.server, self.servers = (store, trainer_group, server, servers)
         self.metrics = metrics or Metrics(store)
         self.save_root = None if save_root is None else Path(os.path.realpath(save_root))
         self.incarnation = random_name()  # of this process of the server; 0 stands for any
@@ -153,12 +148,7 @@ class Service:
         )
 
     def _applied(
-        self,
-        call: Call,
-        request: pb.PushRequest,
-        rows: list[RowsUpdate],
-        blocks: list[BlockUpdate],
-        alive: Alive,
+        self, call: Call, request: pb.PushRequest, rows: list[RowsUpdate], blocks: list[BlockUpdate], alive: Alive
     ) -> bool:
         """Apply checked updates, now or in their round; False for a duplicate."""
         if request.round:
@@ -497,11 +487,7 @@ class Service:
         yield from wire.chunked(b"".join(self._answered("Stream", context.abort, 0, exchange)))
 
     def _answered(
-        self,
-        name: str,
-        abort: Callable[[grpc.StatusCode, str], Any],
-        size: int,
-        function: Callable[[], Any],
+        self, name: str, abort: Callable[[grpc.StatusCode, str], Any], size: int, function: Callable[[], Any]
     ) -> list[Any]:
         """Return the serialized answer, in pieces; an error becomes a status with its message."""
         start, status = time.perf_counter(), grpc.StatusCode.OK

@@ -89,11 +89,7 @@ class Shard:
         self.page_bits = min(fitting, _MOST_ROWS_IN_A_PAGE).bit_length() - 1
         self.heads, self.bodies = _Pages(), _Pages()
         self._initializer, self._slots = initializer, slots
-        self._reserved, self._count, self._secret = (
-            reserved,
-            reserved[COUNT : COUNT + 1],
-            kernels.SECRET,
-        )
+        self._reserved, self._count, self._secret = (reserved, reserved[COUNT : COUNT + 1], kernels.SECRET)
         self.growths = 0
         self.index = _zeros(_SMALLEST)
         self._saving: _Saving | None = None
@@ -185,10 +181,7 @@ class Shard:
 
     def read(self, rows: Array) -> tuple[Array, Array]:
         """Return (heads [n] of kernels.HEAD, bodies float32 [n, stride]) of rows, copied."""
-        heads, bodies = (
-            np.empty((len(rows), 2), np.int64),
-            np.empty((len(rows), self.stride), np.float32),
-        )
+        heads, bodies = (np.empty((len(rows), 2), np.int64), np.empty((len(rows), self.stride), np.float32))
         kernels.read_rows(self.heads.addresses, *self.values, rows, heads, bodies)
         return heads.view(kernels.HEAD)[:, 0], bodies
 

@@ -82,12 +82,7 @@ class RowRequest(dict[str, Array]):
 class ShardedPull:
     """A pull from all servers: fills in the request to each, and merges their answers."""
 
-    def __init__(
-        self,
-        directory: Directory,
-        requests: list[OutgoingRequest],
-        blocks: Sequence[str],
-    ):
+    def __init__(self, directory: Directory, requests: list[OutgoingRequest], blocks: Sequence[str]):
         self._directory = directory
         self.meanwhile: Callable[[], None] | None = None
         # Of each table: its ids, their inverse, and each part with its position in the request to

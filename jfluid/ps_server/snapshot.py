@@ -335,12 +335,7 @@ def sound(folder: str | Path, job: str = "") -> list[Manifest]:
 
 
 def restore(
-    store: Store,
-    folder: str | Path,
-    server: int,
-    servers: int,
-    snapshot: str = "",
-    tables: Sequence[str] = (),
+    store: Store, folder: str | Path, server: int, servers: int, snapshot: str = "", tables: Sequence[str] = ()
 ) -> Manifest:
     """Put server `server` of `servers` into the state of a snapshot, which any number of servers wrote.
 
@@ -432,11 +427,7 @@ def _read_cut(
 
 
 def _restore_tables(
-    store: Store,
-    folder: Path,
-    manifests: list[Manifest],
-    owner: tuple[int, int] | None,
-    tables: Sequence[str],
+    store: Store, folder: Path, manifests: list[Manifest], owner: tuple[int, int] | None, tables: Sequence[str]
 ) -> None:
     found = dict(_read_tables(folder, manifests, store, owner, tables))
     if missing := set(tables) - set(found):

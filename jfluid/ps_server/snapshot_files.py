@@ -30,21 +30,11 @@ def read_clock(folder: Path, part: TablePart, table: SparseTable) -> None:
         raise DamagedError(f"{folder / part.rates_file.name}: expected {part.segments} rates, found {len(rates)} bytes")
     at = 8 * part.segments
     table.restore_clock(
-        part.step,
-        part.learning_rate,
-        np.frombuffer(rates[:at], "<i8"),
-        np.frombuffer(rates[at:], "<f4"),
+        part.step, part.learning_rate, np.frombuffer(rates[:at], "<i8"), np.frombuffer(rates[at:], "<f4")
     )
 
 
-def read_rows(
-    folder: Path,
-    file: File,
-    rows: int,
-    table: SparseTable,
-    waiting: bool,
-    chosen: Chosen | None,
-) -> None:
+def read_rows(folder: Path, file: File, rows: int, table: SparseTable, waiting: bool, chosen: Chosen | None) -> None:
     """Put the rows of a file, or the chosen rows, into a table.
 
     Raises DamagedError; then some rows are in the table.
@@ -60,11 +50,7 @@ def read_rows(
             records = np.frombuffer(data, kind)
             if chosen is not None:
                 records = chosen(records)
-            table.put(
-                np.ascontiguousarray(records["head"]),
-                np.ascontiguousarray(records["body"]),
-                waiting,
-            )
+            table.put(np.ascontiguousarray(records["head"]), np.ascontiguousarray(records["body"]), waiting)
     if crc32 != file.crc32:
         raise DamagedError(f"{path}: damaged: its checksum is not that of the manifest")
 

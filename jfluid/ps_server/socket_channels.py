@@ -162,14 +162,7 @@ class CallStreams(FastTransport[CallStream]):
         wanted: False disables streams.
     """
 
-    def __init__(
-        self,
-        port_of: Callable[[], int | None],
-        host: str,
-        secret: str,
-        largest: int,
-        wanted: bool = True,
-    ):
+    def __init__(self, port_of: Callable[[], int | None], host: str, secret: str, largest: int, wanted: bool = True):
         super().__init__(wanted)
         self._port_of, self._host, self._secret, self._largest = port_of, host, secret, largest
         self._wanted, self._connecting = wanted, False

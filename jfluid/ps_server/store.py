@@ -97,9 +97,7 @@ def _joined(parts: list[Array]) -> Array:
     return parts[0] if len(parts) == 1 else np.concatenate(parts)
 
 
-def _together(
-    growths: Sequence[tuple[Size, Callable[[], Size]]],
-) -> tuple[Size, Callable[[], Size]]:
+def _together(growths: Sequence[tuple[Size, Callable[[], Size]]]) -> tuple[Size, Callable[[], Size]]:
     """Return the total growth of several tables."""
     return Size.total(most for most, _ in growths), lambda: Size.total(exact() for _, exact in growths)
 
@@ -357,10 +355,7 @@ class Store:
 
     @contextlib.contextmanager
     def once(
-        self,
-        call: Call,
-        alive: cancellation.Alive = cancellation.always,
-        ledger: Ledger | None = None,
+        self, call: Call, alive: cancellation.Alive = cancellation.always, ledger: Ledger | None = None
     ) -> Iterator[bool]:
         """Yield True if the mutation is to be applied (see `Ledger.once`); no view opens before its record.
 

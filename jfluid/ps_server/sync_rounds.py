@@ -82,12 +82,7 @@ class TrainerGroup:
         clock: Callable[[], float] = time.monotonic,
         start_s: float = 600.0,
     ):
-        self.store, self.trainers, self.silence_s, self.on_silence = (
-            store,
-            trainers,
-            silence_s,
-            on_silence,
-        )
+        self.store, self.trainers, self.silence_s, self.on_silence = (store, trainers, silence_s, on_silence)
         self.start_s = max(start_s, silence_s)
         self.failed = ""
         self.on_leave: Callable[[], None] = lambda: None
@@ -137,10 +132,7 @@ class TrainerGroup:
         """Return the highest incarnation of a trainer that has called here, even if it has only pulled; 0 for none."""
         with self._changed:
             known, ledgers = self._known.get(trainer), (self.store.ledger, self.store.shown)
-            return max(
-                known.incarnation if known else 0,
-                *(ledger.through(trainer)[0] for ledger in ledgers),
-            )
+            return max(known.incarnation if known else 0, *(ledger.through(trainer)[0] for ledger in ledgers))
 
     def leave(self, trainer: int, knows: bool = False) -> None:
         """Record that this incarnation of the trainer has finished. Repeating the call is harmless.
@@ -331,10 +323,7 @@ class TrainerGroup:
                 self.store.ledger.abort(call)
                 raise
             if earlier:
-                self._refuse(
-                    earlier,
-                    f"trainer {call.trainer}: incarnation {earlier.call.incarnation} has ended",
-                )
+                self._refuse(earlier, f"trainer {call.trainer}: incarnation {earlier.call.incarnation} has ended")
             there = self._deposits[call.trainer] = _Deposit(call, rows, blocks, not hold, state)
             # When the caller goes away its deposit stays: the next attempt finds it.
             self._settle(there, hold, alive)

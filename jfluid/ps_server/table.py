@@ -103,15 +103,7 @@ class SparseTable(TableState):
                         self._mark(shard, rows, order, NO_COUNTS, step, step - 1)
                     else:
                         rows = self._touched(number, ids, order, NO_COUNTS, step, step - 1)
-                    update(
-                        *shard.values,
-                        self.spec.width,
-                        rows,
-                        order,
-                        gradients,
-                        rate,
-                        self.rule.hyper,
-                    )
+                    update(*shard.values, self.spec.width, rows, order, gradients, rate, self.rule.hyper)
         return step
 
     def update(self, ids: Array, gradients: Array, function: Function, merged: bool = False) -> int:
@@ -247,10 +239,7 @@ class SparseTable(TableState):
             raise errors.ServerError(f"table {self.spec.name}: shrink: age: expected at least 1 step, found {age}")
         dropped, oldest = 0, self.step - age + 1
         with cancellation.held(self._viewing, alive), self.cap.alone():
-            for reserved, shards in (
-                (self._waiting_reservations, self._waiting),
-                (self._reservations, self._shards),
-            ):
+            for reserved, shards in ((self._waiting_reservations, self._waiting), (self._reservations, self._shards)):
                 for shard in shards:
                     with reserved.lock, shard.lock:
                         dropped += shard.expire(oldest) * (reserved is self._reservations)
@@ -389,20 +378,13 @@ class SparseTable(TableState):
 
     def _growing(self, counts: Array | None, assigned: bool) -> list[tuple[Reservations, list[Shard]]]:
         """Return the reservations and shards that a call may add to; for the arguments see `reserve`."""
-        rows, waiting = (
-            (self._reservations, self._shards),
-            (self._waiting_reservations, self._waiting),
-        )
+        rows, waiting = ((self._reservations, self._shards), (self._waiting_reservations, self._waiting))
         if self.spec.entry is None or assigned:
             return [rows]
         return [] if counts is None else [rows, waiting]
 
     def growth(
-        self,
-        ids: Array,
-        groups: Groups | None = None,
-        counts: Array | None = None,
-        assigned: bool = False,
+        self, ids: Array, groups: Groups | None = None, counts: Array | None = None, assigned: bool = False
     ) -> tuple[Size, Callable[[], Size]]:
         """Return (an upper bound of the growth of the table by a call, a function that computes it exactly).
 

@@ -43,30 +43,15 @@ class TableState:
         self.stride = spec.width * (1 + len(self.rule.slots))
         bits = spec.shards.bit_length() - 1
         self._initializer, self._secret = row_initializers.encoded(spec.initializer), kernels.SECRET
-        self._reservations, self._waiting_reservations = (
-            Reservations(spec.shards),
-            Reservations(spec.shards),
-        )
+        self._reservations, self._waiting_reservations = (Reservations(spec.shards), Reservations(spec.shards))
         self._shards = [
-            Shard(
-                self.stride,
-                bits,
-                (spec.width, spec.seed, *self._initializer),
-                self.rule.slots,
-                state,
-            )
+            Shard(self.stride, bits, (spec.width, spec.seed, *self._initializer), self.rule.slots, state)
             for state in self._reservations.state.T
         ]
         # Ids that were shown and have no row yet: heads alone.
         self._waiting = (
             [
-                Shard(
-                    0,
-                    bits,
-                    (0, 0, *row_initializers.encoded(specs.Constant())),
-                    NO_COUNTS.astype(np.float32),
-                    state,
-                )
+                Shard(0, bits, (0, 0, *row_initializers.encoded(specs.Constant())), NO_COUNTS.astype(np.float32), state)
                 for state in self._waiting_reservations.state.T
             ]
             if spec.entry
@@ -169,11 +154,7 @@ class TableState:
                         shard.end_view()
 
     def restore_clock(
-        self,
-        step: int,
-        learning_rate: float,
-        steps: Array | None = None,
-        rates: Array | None = None,
+        self, step: int, learning_rate: float, steps: Array | None = None, rates: Array | None = None
     ) -> None:
         """Take over the step, learning rate and history of rates of a view.
 

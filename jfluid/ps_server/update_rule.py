@@ -30,10 +30,7 @@ class Rates:
         if step > 1:
             if self.count == len(self.steps):
                 # New arrays, since a kernel may be reading the old ones.
-                self.steps, self.rates = (
-                    np.resize(self.steps, 2 * self.count),
-                    np.resize(self.rates, 2 * self.count),
-                )
+                self.steps, self.rates = (np.resize(self.steps, 2 * self.count), np.resize(self.rates, 2 * self.count))
             self.steps[self.count] = step
             self.count += 1
         self.rates[self.count - 1] = rate

@@ -119,11 +119,7 @@ def updates_of(request: pb.PushRequest, store: Store) -> tuple[list[RowsUpdate],
         values = numbers(message.values, "<f4", f"{what}: values [{len(ids)}, {width}]", len(ids) * width)
         rows.append(
             RowsUpdate(
-                message.table,
-                _change(message.change, what),
-                ids,
-                values.reshape(len(ids), width),
-                _rate(message, what),
+                message.table, _change(message.change, what), ids, values.reshape(len(ids), width), _rate(message, what)
             )
         )
     for change in request.blocks:
@@ -212,10 +208,7 @@ def parts_of(reply: Any) -> list[Any]:
     return reply.parts() if isinstance(reply, (PullReply, ExchangeReply)) else [reply.SerializeToString()]
 
 
-_ZERO_COPY: dict[Any, Any] = {
-    pb.PushRequest: zero_copy.IncomingPush,
-    pb.ExchangeRequest: zero_copy.IncomingExchange,
-}
+_ZERO_COPY: dict[Any, Any] = {pb.PushRequest: zero_copy.IncomingPush, pb.ExchangeRequest: zero_copy.IncomingExchange}
 
 
 # What may be large; all others are names and numbers, and have at most so many bytes.

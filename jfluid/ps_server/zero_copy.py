@@ -184,10 +184,7 @@ class OutgoingRequest:
     def whole(self) -> list[Any]:
         """Return the serialized ExchangeRequest, in pieces."""
         found: list[Any] = []
-        both = (
-            (1, bool(self.push), self.push.parts()),
-            (2, self.pulls, [self.pull.SerializeToString()]),
-        )
+        both = ((1, bool(self.push), self.push.parts()), (2, self.pulls, [self.pull.SerializeToString()]))
         for number, there, parts in both:
             if there:
                 found += [head(number, sum(map(len, parts)), 0 if not found else None), *parts]

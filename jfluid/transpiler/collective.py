@@ -93,25 +93,12 @@ class Collective:
                 "c_comm_init",
                 {"X": nccl_id},
                 {},
-                {
-                    "nranks": self.nranks,
-                    "rank": self.rank,
-                    "ring_id": ring,
-                    "op_role": OpRole.Forward,
-                },
+                {"nranks": self.nranks, "rank": self.rank, "ring_id": ring, "op_role": OpRole.Forward},
             )
         parameters = self._shared(block)
         rings = _Turns(self.nrings)
         for param in parameters:
-            _in_place(
-                block,
-                len(block.ops),
-                "c_broadcast",
-                param.name,
-                OpRole.Forward,
-                ring_id=rings.next(),
-                root=0,
-            )
+            _in_place(block, len(block.ops), "c_broadcast", param.name, OpRole.Forward, ring_id=rings.next(), root=0)
         if parameters:
             self._sync(block, len(block.ops), parameters[-1].name, OpRole.Forward)
 
@@ -159,12 +146,7 @@ class GradAllReduce(Collective):
         block = self.main_program.global_block()
         for at in _backwards(block, OpRole.Backward | OpRole.Loss):
             _in_place(
-                block,
-                at + 1,
-                "scale",
-                block.ops[at].output_arg_names[0],
-                OpRole.Backward,
-                scale=1.0 / self.nranks,
+                block, at + 1, "scale", block.ops[at].output_arg_names[0], OpRole.Backward, scale=1.0 / self.nranks
             )
         last, rings = "", _Turns(self.nrings)
         for at in _backwards(block, OpRole.Backward):
@@ -220,10 +202,7 @@ class LocalSGD(Collective):
         block = self.startup_program.global_block()
         for param in self._shared(block):
             block.append_op(
-                "assign",
-                {"X": [param.name]},
-                {"Out": [self._snapshot(block, param)]},
-                {"op_role": OpRole.Forward},
+                "assign", {"X": [param.name]}, {"Out": [self._snapshot(block, param)]}, {"op_role": OpRole.Forward}
             )
 
     def _transpile_main_program(self) -> None:
@@ -239,11 +218,7 @@ class LocalSGD(Collective):
                 continue
             name, snapshot = param.name, self._snapshot(block, param)
             block.insert_op(
-                at + 1,
-                "elementwise_sub",
-                {"X": [snapshot], "Y": [name]},
-                {"Out": [name]},
-                {"op_role": role},
+                at + 1, "elementwise_sub", {"X": [snapshot], "Y": [name]}, {"Out": [name]}, {"op_role": role}
             )
             _in_place(block, at + 2, "c_sync_calc_stream", name, role)
             _in_place(block, at + 3, "c_allreduce_sum", name, role, ring_id=rings.next())
@@ -252,12 +227,7 @@ class LocalSGD(Collective):
             self._sync(block, len(block.ops), moved[-1][0], role)
         for name, snapshot in reversed(moved):
             _in_place(block, len(block.ops), "scale", name, role, scale=1.0 / self.nranks)
-            block.append_op(
-                "elementwise_sub",
-                {"X": [snapshot], "Y": [name]},
-                {"Out": [name]},
-                {"op_role": role},
-            )
+            block.append_op("elementwise_sub", {"X": [snapshot], "Y": [name]}, {"Out": [name]}, {"op_role": role})
             block.append_op("assign", {"X": [name]}, {"Out": [snapshot]}, {"op_role": role})
 
 

@@ -5,23 +5,13 @@ from collections.abc import Callable
 from jfluid import errors
 from jfluid.ir.program import Program, default_main_program, default_startup_program
 from jfluid.transpiler import collective, nccl2
-from jfluid.transpiler.config import (
-    SMALLEST_BLOCK,
-    DistributedMode,
-    DistributeTranspilerConfig,
-    ServerRuntimeConfig,
-)
+from jfluid.transpiler.config import SMALLEST_BLOCK, DistributedMode, DistributeTranspilerConfig, ServerRuntimeConfig
 from jfluid.transpiler.parameter_server import geo
 from jfluid.transpiler.parameter_server.job import ServerJob
 from jfluid.transpiler.ps_dispatcher import PSDispatcher, RoundRobin
 from jfluid.transpiler.request import Request
 
-__all__ = [
-    "DistributeTranspiler",
-    "DistributeTranspilerConfig",
-    "DistributedMode",
-    "ServerRuntimeConfig",
-]
+__all__ = ["DistributeTranspiler", "DistributeTranspilerConfig", "DistributedMode", "ServerRuntimeConfig"]
 
 
 def _collective(request: Request) -> None:
@@ -140,11 +130,7 @@ class DistributeTranspiler:
                 raise TypeError(f"{name}: expected a Program, found {type(found).__name__}")
         if isinstance(trainer_id, bool) or not isinstance(trainer_id, int):
             raise TypeError(f"trainer_id: expected a whole number, found {trainer_id!r}")
-        given = {
-            "slice_var_up": slice_var_up,
-            "split_method": split_method,
-            "min_block_size": min_block_size,
-        }
+        given = {"slice_var_up": slice_var_up, "split_method": split_method, "min_block_size": min_block_size}
         for field, value in given.items():
             if value is not None:
                 setattr(self.config, field, value)
@@ -214,10 +200,7 @@ class DistributeTranspiler:
         return job.server_program(endpoint), job.server_startup(endpoint)
 
     def get_startup_program(
-        self,
-        endpoint: str,
-        pserver_program: Program | None = None,
-        startup_program: Program | None = None,
+        self, endpoint: str, pserver_program: Program | None = None, startup_program: Program | None = None
     ) -> Program:
         """Return the startup program of the server at `endpoint`, for the parameters and states that it holds.
 

@@ -12,15 +12,7 @@ from jfluid import errors
 from jfluid.ir.operator import Operator
 from jfluid.ir.program import Program
 from jfluid.ir.types import VarType
-from jfluid.transpiler.parameter_server.layout import (
-    LOOK_UP,
-    RECV,
-    SEND,
-    SPLITS,
-    TRAINERS_OPS,
-    Layout,
-    ParameterLayout,
-)
+from jfluid.transpiler.parameter_server.layout import LOOK_UP, RECV, SEND, SPLITS, TRAINERS_OPS, Layout, ParameterLayout
 
 _LOOK_UP_GRADS = ("lookup_table_grad", "lookup_table_v2_grad")
 

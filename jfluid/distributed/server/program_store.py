@@ -164,13 +164,7 @@ class ProgramStore(Store):
         if os.path.isdir(found.saved):
             snapshot.restore(self, found.saved, server, servers, tables=[name])
         else:
-            fill_owned(
-                self.tables[name],
-                found.saved,
-                self._program.global_block().var(name).shape,
-                server,
-                servers,
-            )
+            fill_owned(self.tables[name], found.saved, self._program.global_block().var(name).shape, server, servers)
 
     def _shared(self, program: Program) -> list[str]:
         """Return persistable variables outside of tables and blocks: of the schedule, and of tables' optimizers."""
@@ -469,10 +463,7 @@ class Counter:
     assign = push
 
     def state(self) -> dict[str, Any]:
-        return {
-            "numbers": packed([np.array(self._store.tensor(self.name))]),
-            "version": self.version,
-        }
+        return {"numbers": packed([np.array(self._store.tensor(self.name))]), "version": self.version}
 
     def check(self, state: dict[str, Any]) -> None:
         """Raise ServerError for the `state` of a different kind of block."""
@@ -486,10 +477,7 @@ class Counter:
         """
         piece, first = self._store.counted(self.name)
         steps = reassembly.read(piece, "int64")
-        return {
-            "numbers": packed([steps if first else np.zeros_like(steps)]),
-            "version": reassembly.version,
-        }
+        return {"numbers": packed([steps if first else np.zeros_like(steps)]), "version": reassembly.version}
 
     def restore(self, state: dict[str, Any]) -> None:
         (value,) = unpacked(state["numbers"], [[self.name, "int64", [1]]])

@@ -37,12 +37,7 @@ class Snapshots:
     """
 
     def __init__(
-        self,
-        folder: Path,
-        every_s: float,
-        restore: bool,
-        restarted: bool = False,
-        peers: Sequence[Path] = (),
+        self, folder: Path, every_s: float, restore: bool, restarted: bool = False, peers: Sequence[Path] = ()
     ):
         self.folder, self.every_s, self.restore = folder, every_s, restore
         self._restarted, self._peers = restarted, peers
@@ -132,18 +127,12 @@ class _PeriodicWriter(Writer):
     def _restore(self) -> None:
         from jfluid.ps_server import snapshot
 
-        folder, store, trainer_group = (
-            self._snapshots.folder,
-            self._server.store,
-            self._server.trainer_group,
-        )
+        folder, store, trainer_group = (self._snapshots.folder, self._server.store, self._server.trainer_group)
         for newest in snapshot.sound(folder, store.job)[:1]:
             manifest = snapshot.restore(store, folder, 0, 1, newest.id)
             trainer_group.resume(manifest.left)
             _LOG.warning(
-                "restored snapshot %s: %d rows",
-                manifest.id,
-                sum(len(table) for table in store.tables.values()),
+                "restored snapshot %s: %d rows", manifest.id, sum(len(table) for table in store.tables.values())
             )
             return
         trainer_group.resume({})
@@ -170,12 +159,7 @@ class _PeriodicWriter(Writer):
             except Exception:
                 _LOG.exception("no snapshot could be written into %s", folder)
             else:
-                _LOG.info(
-                    "snapshot of %d rows, %d bytes, in %.1f s",
-                    saved.rows,
-                    saved.bytes,
-                    saved.seconds,
-                )
+                _LOG.info("snapshot of %d rows, %d bytes, in %.1f s", saved.rows, saved.bytes, saved.seconds)
 
 
 class _RoundWriter(Writer):

@@ -98,10 +98,7 @@ def make_table(
     """
     row_update, parts = row_update_of(update, lambda name: _first_value(name, scope, tensor), tensor, seed, device)
     found = scope.find_var(update.param)
-    initializer, first = (found.row_initializer if found is not None else None) or (
-        specs.Constant(),
-        0,
-    )
+    initializer, first = (found.row_initializer if found is not None else None) or (specs.Constant(), 0)
     table = ProgramTable(
         specs.TableSpec(
             name=update.param,

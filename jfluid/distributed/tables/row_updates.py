@@ -104,13 +104,7 @@ class UpdateByRule:
 
     alone = False
 
-    def __init__(
-        self,
-        parts: Parts,
-        optimizer: Optimizer,
-        tensor: Callable[[str], Any],
-        device: Callable[[], Any],
-    ):
+    def __init__(self, parts: Parts, optimizer: Optimizer, tensor: Callable[[str], Any], device: Callable[[], Any]):
         self.optimizer, self._parts, self._tensor = optimizer, parts, tensor
         self.rate, self._rate, self._function = "", "", None
         op = next((o for o in parts.update.ops if o.input("Param")), None)
@@ -168,8 +162,7 @@ class UpdateByFunction:
     ):
         self._parts, self._tensor, self._seed = parts, tensor, seed
         self.optimizer: Optimizer = specs.Program(
-            learning_rate=0.0,
-            slots=tuple(specs.SlotSpec(name=n, initial=first_value(n)) for n in parts.slots),
+            learning_rate=0.0, slots=tuple(specs.SlotSpec(name=n, initial=first_value(n)) for n in parts.slots)
         )
         self._function = Function(parts.update.ops, parts.written, device())
         self._rows = [parts.update.param, *parts.slots]

@@ -48,11 +48,7 @@ class Communicator:
     """
 
     def __init__(
-        self,
-        program: Program,
-        mode: int,
-        kwargs: Mapping[str, Any] | None = None,
-        envs: Mapping[str, Any] = {},
+        self, program: Program, mode: int, kwargs: Mapping[str, Any] | None = None, envs: Mapping[str, Any] = {}
     ):
         if not isinstance(program, Program):
             raise TypeError(f"program: expected a Program, found {type(program).__name__}")
@@ -65,12 +61,7 @@ class Communicator:
         modes = {n: v for n, v in vars(DistributedMode).items() if n.isupper()}
         if isinstance(mode, bool) or mode not in modes.values():
             raise errors.ProgramError(f"mode: expected DistributedMode.{', '.join(modes)}, found {mode!r}")
-        self._mode, self._program, self._kwargs, self._envs = (
-            mode,
-            read,
-            dict(kwargs or {}),
-            dict(envs),
-        )
+        self._mode, self._program, self._kwargs, self._envs = (mode, read, dict(kwargs or {}), dict(envs))
         self._strategy: Strategy | None = None
 
     def start(self) -> None:

@@ -30,10 +30,7 @@ def array_of(value: Any) -> Array:
 
 
 def merged(
-    sent: SentRows,
-    values: Mapping[str, list[Any]],
-    rows: "PulledRows | None",
-    inverse: Mapping[str, list[Array]],
+    sent: SentRows, values: Mapping[str, list[Any]], rows: "PulledRows | None", inverse: Mapping[str, list[Array]]
 ) -> tuple[Array, Array]:
     """Return (ids, gradients) of one table, each id once.
 

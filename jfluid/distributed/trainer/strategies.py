@@ -288,8 +288,7 @@ class Merged:
 
         share = np.float32(1.0 if self._sums else 1.0 / self.steps)
         out = Gradients(
-            self._dense if self._sums else {n: v * share for n, v in self._dense.items()},
-            counts=self._counts,
+            self._dense if self._sums else {n: v * share for n, v in self._dense.items()}, counts=self._counts
         )
         for name, parts in self._rows.items():
             ids, values = (

@@ -158,11 +158,7 @@ class Trainer(Runner):
         return PrefetchedBatch(batch, step_input, asked, pulling)
 
     def _pull_ahead(
-        self,
-        connection: TrainerConnection,
-        strategy: Strategy,
-        asked: Mapping[str, tuple[Array, Any]],
-        place: bool,
+        self, connection: TrainerConnection, strategy: Strategy, asked: Mapping[str, tuple[Array, Any]], place: bool
     ) -> "tuple[Mapping[str, PulledRows], Feed]":
         """Return the rows; with `place` the copies to the device begin during the step before."""
         found = self._pull(connection, strategy, {table: ids for table, (ids, _) in asked.items()})
@@ -285,10 +281,7 @@ class Trainer(Runner):
         return wanted, early
 
     def _fill(
-        self,
-        feeds: list[Feed],
-        asked: Mapping[str, tuple[Array, list[list[LoDTensor]]]],
-        wanted: "RowRequest",
+        self, feeds: list[Feed], asked: Mapping[str, tuple[Array, list[list[LoDTensor]]]], wanted: "RowRequest"
     ) -> tuple[Feed, Feed, dict[str, dict[str, list[Array]]]]:
         """Return the feed of the only device with buffers for rows and positions, the buffers, the positions by table."""
         rows, inverse = {}, {}
@@ -300,11 +293,7 @@ class Trainer(Runner):
         return feeds[0], rows, inverse
 
     def _prepare(
-        self,
-        step_input: StepInput,
-        feeds: list[Feed],
-        names: list[str],
-        devices: DataParallel | None,
+        self, step_input: StepInput, feeds: list[Feed], names: list[str], devices: DataParallel | None
     ) -> Prepared:
         """Prepare the program without the servers' part; replicas merge sent values."""
         feed: Any = feeds[0] if step_input.divides else feeds

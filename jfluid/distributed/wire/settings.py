@@ -23,9 +23,7 @@ def server_settings(number: int, on_host: int, **settings: Any) -> "Settings":
     if "metrics_port" in told:
         told["metrics_port"] += on_host
     return validation.read(
-        Settings,
-        {**settings, "server": number, **told},
-        f"settings of server {number} (JFLUID_PS_...)",
+        Settings, {**settings, "server": number, **told}, f"settings of server {number} (JFLUID_PS_...)"
     )
 
 

@@ -189,12 +189,7 @@ class TrainerRuntimeConfig:
     def display(self, configs: Mapping[str, Any]) -> str:
         """Return a table of names and values as text."""
         width = max(map(len, configs), default=0)
-        return "\n".join(
-            [
-                "TrainerRuntimeConfig",
-                *(f"  {name:<{width}}  {value}" for name, value in configs.items()),
-            ]
-        )
+        return "\n".join(["TrainerRuntimeConfig", *(f"  {name:<{width}}  {value}" for name, value in configs.items())])
 
     def __repr__(self) -> str:
         return self.display({name: self._fields[name] for name in self._told()})

@@ -14,11 +14,7 @@ from jfluid import errors
 from jfluid.compiler import BuildStrategy, ExecutionStrategy
 from jfluid.fleet.parameter_server.runtime_config import TrainerRuntimeConfig
 from jfluid.places import cpu_number
-from jfluid.transpiler.config import (
-    DistributedMode,
-    DistributeTranspilerConfig,
-    ServerRuntimeConfig,
-)
+from jfluid.transpiler.config import DistributedMode, DistributeTranspilerConfig, ServerRuntimeConfig
 
 __all__ = [
     "AsyncStrategy",
@@ -127,11 +123,7 @@ class DistributedStrategy:
                     f"{type(self).__name__}, program config: {name} is for a different strategy; make that "
                     "strategy with StrategyFactory, or set it to False"
                 )
-        for name, value in {
-            "sync_mode": False,
-            "runtime_split_send_recv": True,
-            **self._forced,
-        }.items():
+        for name, value in {"sync_mode": False, "runtime_split_send_recv": True, **self._forced}.items():
             setattr(config, name, value)
 
     # The TrainerRuntimeConfig

@@ -90,10 +90,7 @@ def division(placement: Placement, origin: Program) -> Division:
                     setting=held is None and not own and name not in counting,
                 )
             if held is not None and _by_rows(placement, held):
-                found[name].table, found[name].distributed = (
-                    held.update.param.name,
-                    held.update.distributed,
-                )
+                found[name].table, found[name].distributed = (held.update.param.name, held.update.distributed)
                 found[name].table_options = table_options(held.update.param)
             found[name].pieces.append(piece)
     for variable in found.values():

@@ -71,11 +71,7 @@ def build(placement: Placement, endpoint: str) -> Program:
 def _add(program: Program, root: Block, held: UpdatedPiece) -> Block:
     like = {"shape": held.piece.shape, "dtype": held.update.param.dtype, "persistable": True}
     root.create_var(name=held.param, **like)
-    root.create_var(
-        name=delta(held),
-        type=VarType.SELECTED_ROWS if held.update.remote else VarType.LOD_TENSOR,
-        **like,
-    )
+    root.create_var(name=delta(held), type=VarType.SELECTED_ROWS if held.update.remote else VarType.LOD_TENSOR, **like)
     block = program.create_block(0)
     block.append_op("sum", {"X": [held.param, delta(held)]}, {"Out": held.param}, {"op_role": OpRole.Forward})
     return block

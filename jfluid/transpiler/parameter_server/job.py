@@ -43,9 +43,7 @@ class ServerJob:
         if request.config.print_log:
             for endpoint in self.placement.endpoints:
                 _LOG.info(
-                    "server %s holds %s",
-                    endpoint,
-                    ", ".join(h.param for h in self.placement.at(endpoint)) or "nothing",
+                    "server %s holds %s", endpoint, ", ".join(h.param for h in self.placement.at(endpoint)) or "nothing"
                 )
 
     def trainer_program(self, wait_port: bool) -> Program:
@@ -95,13 +93,7 @@ class ServerJob:
 def _check_strategy(request: Request) -> None:
     """Raise where settings exclude each other."""
     config, sync = request.config, request.sync_mode
-    for field in (
-        "geo_sgd_mode",
-        "half_async",
-        "completely_not_async",
-        "runtime_split_send_recv",
-        "enable_dc_asgd",
-    ):
+    for field in ("geo_sgd_mode", "half_async", "completely_not_async", "runtime_split_send_recv", "enable_dc_asgd"):
         if sync and getattr(config, field):
             raise errors.ProgramError(f"{field}: it is for transpile(sync_mode=False), found sync_mode=True")
     for field in ("half_async", "completely_not_async", "enable_dc_asgd"):

@@ -140,19 +140,10 @@ class _Decoder:
         for op in ops:
             if op.type == LOOK_UP:
                 rows = op.attr("height_sections")
-                self._add(
-                    op.input("W")[0],
-                    op.attr("table_names"),
-                    op.attr("endpoints"),
-                    rows,
-                    hashed=not rows,
-                )
+                self._add(op.input("W")[0], op.attr("table_names"), op.attr("endpoints"), rows, hashed=not rows)
         for op in ops:
             if op.type == RECV:
-                param, names = (
-                    op.attr("op_role_var")[0],
-                    list(op.attr("recv_varnames")) or op.output("Out"),
-                )
+                param, names = (op.attr("op_role_var")[0], list(op.attr("recv_varnames")) or op.output("Out"))
                 rows = sections.get(param, [])
                 if not op.attr("recv_varnames") and len(names) > 1:
                     rows = [self._block.var_recursive(n).shape[0] for n in names]
@@ -173,12 +164,7 @@ class _Decoder:
         return send.attr("op_role_var")[0], rows
 
     def _add(
-        self,
-        param: str,
-        names: Sequence[str],
-        endpoints: Sequence[str],
-        rows: Sequence[int],
-        hashed: bool = False,
+        self, param: str, names: Sequence[str], endpoints: Sequence[str], rows: Sequence[int], hashed: bool = False
     ) -> None:
         if param in self._found:
             return

@@ -97,10 +97,7 @@ class Placement:
             tuple(self.endpoints),
             {
                 name: ParameterLayout(
-                    name,
-                    tuple(held[0].update.param.shape),
-                    tuple(h.piece for h in held),
-                    held[0].update.distributed,
+                    name, tuple(held[0].update.param.shape), tuple(h.piece for h in held), held[0].update.distributed
                 )
                 for name, held in self.held.items()
             },
@@ -174,10 +171,7 @@ class _Name(str):
 
 
 def _dispatch(
-    dispatcher: PSDispatcher,
-    update: Update,
-    pieces: list[tuple[int, tuple[int, ...]]],
-    endpoints: Sequence[str],
+    dispatcher: PSDispatcher, update: Update, pieces: list[tuple[int, tuple[int, ...]]], endpoints: Sequence[str]
 ) -> list[UpdatedPiece]:
     name = update.param.name
     if update.distributed:

@@ -215,12 +215,7 @@ def _named(block: Block, prefetch: Operator, widths: Mapping[str, Mapping[str, i
                 f"{', '.join(sorted(found)) or 'none'}; a distributed_lookup_table names its table"
             )
         if not block.has_var(found[0]):
-            block.create_var(
-                name=found[0],
-                shape=[-1, widths[servers[0]][found[0]]],
-                dtype="float32",
-                persistable=True,
-            )
+            block.create_var(name=found[0], shape=[-1, widths[servers[0]][found[0]]], dtype="float32", persistable=True)
         asked = block.var_recursive(ids).shape
         made.append(
             block.append_op(

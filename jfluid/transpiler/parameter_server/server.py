@@ -134,12 +134,7 @@ def _schedule(program: Program, placement: Placement) -> int:
     block = program.create_block(0)
     for op in placement.updates.schedule:
         if op is placement.counter:
-            block.append_op(
-                "sum",
-                {"X": placement.counts()},
-                {"Out": op.output("Out")},
-                {"op_role": OpRole.LRSched},
-            )
+            block.append_op("sum", {"X": placement.counts()}, {"Out": op.output("Out")}, {"op_role": OpRole.LRSched})
         else:
             copy_op(op, block, {})
     return block.idx
@@ -173,10 +168,7 @@ def _optimize(program: Program, placement: Placement, held: UpdatedPiece, parent
     if placement.sums:
         trainers = range(placement.trainers)
         block.append_op(
-            "sum",
-            {"X": [placement.sent(held, t) for t in trainers]},
-            {"Out": held.grad},
-            {"op_role": OpRole.Forward},
+            "sum", {"X": [placement.sent(held, t) for t in trainers]}, {"Out": held.grad}, {"op_role": OpRole.Forward}
         )
         block.append_op(
             "scale",
@@ -223,12 +215,7 @@ def _compensate(block: Block, placement: Placement, held: UpdatedPiece) -> str:
     ]
     trainer = block.create_var(name="@TRAINER_ID@", shape=[1], dtype="int64")
     local = block.create_var(name=f"{held.param}.local_bak", shape=shape, dtype=dtype)
-    block.append_op(
-        "ref_by_trainer_id",
-        {"X": kept, "TrainerId": trainer},
-        {"Out": local},
-        {"op_role": OpRole.Forward},
-    )
+    block.append_op("ref_by_trainer_id", {"X": kept, "TrainerId": trainer}, {"Out": local}, {"op_role": OpRole.Forward})
 
     def step(type_: str, x: str, y: str) -> str:
         number = sum(op.type.startswith("elementwise") for b in block.program.blocks for op in b.ops)
@@ -242,11 +229,7 @@ def _compensate(block: Block, placement: Placement, held: UpdatedPiece) -> str:
 
 
 def _listen(
-    block: Block,
-    placement: Placement,
-    endpoint: str,
-    schedule: int,
-    blocks: Mapping[UpdatedPiece, Block],
+    block: Block, placement: Placement, endpoint: str, schedule: int, blocks: Mapping[UpdatedPiece, Block]
 ) -> None:
     trainers = range(placement.trainers if placement.sums else 1)
     config = placement.config

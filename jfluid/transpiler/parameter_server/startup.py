@@ -67,13 +67,7 @@ def _start_counts(block: Block, placement: Placement, values: list[float]) -> No
             "fill_constant",
             {},
             {"Out": var},
-            {
-                "shape": [1],
-                "dtype": int(var.dtype),
-                "value": value,
-                "force_cpu": True,
-                "op_role": OpRole.Forward,
-            },
+            {"shape": [1], "dtype": int(var.dtype), "value": value, "force_cpu": True, "op_role": OpRole.Forward},
         )
 
 

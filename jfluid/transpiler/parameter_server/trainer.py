@@ -67,10 +67,7 @@ def _at_once(block: Block, look_ups: list[Operator]) -> Iterator[list[Operator]]
     ids = {n for op in look_ups for n in op.input("Ids")}
     rows = {n for op in look_ups for n in op.output("Out")}
     known = _last_writer(block, ids)
-    used = min(
-        (i for i, op in enumerate(block.ops) if rows & set(op.input_arg_names)),
-        default=len(block.ops),
-    )
+    used = min((i for i, op in enumerate(block.ops) if rows & set(op.input_arg_names)), default=len(block.ops))
     yield from [look_ups] if known < used else [[op] for op in look_ups]
 
 
@@ -130,11 +127,7 @@ def send_gradients(program: Program, placement: Placement) -> dict[str, Variable
 
 def _send(block: Block, placement: Placement, held: Sequence[UpdatedPiece], done: Variable) -> None:
     update, names = held[0].update, [placement.sent(h, placement.trainer_id) for h in held]
-    attrs = {
-        "epmap": placement.endpoints_of(held),
-        "trainer_id": placement.trainer_id,
-        "op_role": OpRole.RPC,
-    }
+    attrs = {"epmap": placement.endpoints_of(held), "trainer_id": placement.trainer_id, "op_role": OpRole.RPC}
     given = [update.grad.name]
     if placement.config.runtime_split_send_recv:
         attrs |= {"sections": _sections(held), "send_varnames": names}
@@ -201,18 +194,11 @@ def receive_parameters(program: Program, placement: Placement, sent: dict[str, V
     block = program.global_block()
     config = placement.config
     after = dict(sent)
-    common = {
-        "endpoints": placement.endpoints,
-        "trainer_id": placement.trainer_id,
-        "op_role": OpRole.RPC,
-    }
+    common = {"endpoints": placement.endpoints, "trainer_id": placement.trainer_id, "op_role": OpRole.RPC}
     if placement.sync or (config.half_async and config.runtime_split_send_recv):
         barrier = control(block)
         block.append_op(
-            "send_barrier",
-            {"X": list(sent.values())},
-            {"Out": barrier},
-            {**common, "half_async": not placement.sync},
+            "send_barrier", {"X": list(sent.values())}, {"Out": barrier}, {**common, "half_async": not placement.sync}
         )
         if placement.sync:
             after = dict.fromkeys(after, barrier)
@@ -230,11 +216,7 @@ def receive_parameters(program: Program, placement: Placement, sent: dict[str, V
 
 
 def receive(
-    block: Block,
-    placement: Placement,
-    held: Sequence[UpdatedPiece],
-    after: Variable | None,
-    whole: bool,
+    block: Block, placement: Placement, held: Sequence[UpdatedPiece], after: Variable | None, whole: bool
 ) -> list[str]:
     """Get one parameter, `whole` or in its pieces; the names that are written."""
     param, names = held[0].update.param, [h.param for h in held]
@@ -272,9 +254,4 @@ def join(block: Block, placement: Placement, role: int) -> None:
         # a distributed table: servers have rows of it under its own name
         whole = held[0].param == name
         if block.find_var_recursive(held[0].param) is not None and len(held) > 1 and not whole:
-            block.append_op(
-                "concat",
-                {"X": [h.param for h in held]},
-                {"Out": name},
-                {"axis": 0, "op_role": role},
-            )
+            block.append_op("concat", {"X": [h.param for h in held]}, {"Out": name}, {"axis": 0, "op_role": role})

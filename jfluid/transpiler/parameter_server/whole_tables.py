@@ -12,20 +12,11 @@ from jfluid.transpiler.parameter_server.placement import table_options
 from jfluid.transpiler.parameter_server.updates import LOOK_UPS, Update, read_updates
 
 # What a server draws a row by when it is first used.
-ROW_INITIALIZERS = (
-    "fill_constant",
-    "gaussian_random",
-    "truncated_gaussian_random",
-    "uniform_random",
-)
+ROW_INITIALIZERS = ("fill_constant", "gaussian_random", "truncated_gaussian_random", "uniform_random")
 LARGEST = 64 << 30  # bytes of a table that one process may be asked to hold
 
 
-def keep_whole(
-    programs: Sequence[Program],
-    startup: Program,
-    config: DistributeTranspilerConfig,
-) -> None:
+def keep_whole(programs: Sequence[Program], startup: Program, config: DistributeTranspilerConfig) -> None:
     """Turn distributed tables that must stay whole into parameters with sparse gradients, with a warning.
 
     Their look-ups lose the attribute is_distributed.
