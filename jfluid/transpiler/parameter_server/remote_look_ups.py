@@ -112,9 +112,9 @@ def is_remote(op: Operator) -> bool:
 
 
 def tables_of(program: Program) -> set[str]:
-    """Return the parameters that are only looked up at servers, and not needed by a program without training.
+    """Return the parameters that the program reads only by rows at servers.
 
-    Raises ProgramError for one that another operator reads whole.
+    Raises ProgramError for a parameter that another operator reads whole.
     """
     found = {op.input("W")[0] for op in program.global_block().ops if is_remote(op) and op.type != PREFETCH}
     for block in program.blocks:
