@@ -269,7 +269,7 @@ def test_a_snapshot_that_was_not_uploaded_whole_is_refused(server, there, tmp_pa
     with store.view() as view:
         snapshot.write(view, tmp_path / "cut", "a", 0, 1)
     for number, (lost, said) in enumerate(
-        [(".json", "there is no complete snapshot"), (".rows", "missing or has another size")]
+        [(".json", "there is no complete snapshot"), (".rows", "missing or has a different size")]
     ):
 
         def refuse(method, path, lost=lost):

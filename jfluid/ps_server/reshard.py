@@ -90,7 +90,7 @@ def _table(
         there = _named_whole(part.spec.bounded_as(spec), manifest.pieces or {})
         if (held.piece.shape, there.model_copy(update={"shards": spec.shards})) != (want.shape, expected):
             raise errors.ServerError(
-                f"{folder / held.file.name}: table {want.variable}: the snapshot holds another table: "
+                f"{folder / held.file.name}: table {want.variable}: the snapshot holds a different table: "
                 f"expected {list(want.shape)} {expected!r}, found {list(held.piece.shape)} {there!r}"
             )
     in_order(folder, want, [held for held, _, _ in found])

@@ -105,7 +105,7 @@ def rewrite(folder, part, change):
 
 
 LIES = [
-    (lambda m: m.update(pieces=None), "does not say how they were cut.*save_persistables"),
+    (lambda m: m.update(pieces=None), "does not say how the variables were divided.*save_persistables"),
     (
         lambda m: m["pieces"]["w1.block1"].update(first=4),
         r"a.00001-.*numbers: variable w1: expected rows from 5 on, found 4",
@@ -160,7 +160,7 @@ LIES = [
     ),
     (
         lambda m: m["pieces"]["table.block1"].update(shape=[41, 4]),
-        r"a.00001-.*rows: table table: the snapshot holds another table",
+        r"a.00001-.*rows: table table: the snapshot holds a different table",
     ),
     (
         lambda m: m["tables"][0]["spec"].update(name="table.block7"),
