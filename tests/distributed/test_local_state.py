@@ -87,7 +87,7 @@ def test_what_is_too_large_is_said_and_begins_anew(snapshots_wanted, monkeypatch
         assert caplog.text.count("more than the 100 that go into snapshots: it begins anew") == 1
         killed(job)
         job.begin()
-        assert "nothing of what only trainer 0 had by then" in caplog.text
+        assert "no local state of trainer 0" in caplog.text
 
 
 def test_without_snapshots_nothing_is_sent():
