@@ -17,7 +17,7 @@ import pytest
 import jfluid as fluid
 from jfluid import errors
 from jfluid.files import file_sets, saved_model
-from jfluid.fleet import checkpoint
+from jfluid.fleet import numbered_checkpoints
 from jfluid.fleet.filesystem import LocalFS
 from tests.failing_disk import Disk, Killed, left_in
 
@@ -108,11 +108,11 @@ class Model:
         return {float(v) for a in fluid.load_dygraph(f"{folder}/m")[0].values() for v in np.unique(a)}
 
     def checkpoint(self, folder):
-        status = checkpoint.TrainStatus(int(next(iter(self.values()))))
-        checkpoint.save(str(folder), status, LocalFS(), str(folder), self.persistables)
+        status = numbered_checkpoints.TrainStatus(int(next(iter(self.values()))))
+        numbered_checkpoints.save(str(folder), status, LocalFS(), str(folder), self.persistables)
 
     def load_checkpoint(self, folder):
-        status = checkpoint.load(str(folder), 0, LocalFS(), str(folder), self.load_persistables)
+        status = numbered_checkpoints.load(str(folder), 0, LocalFS(), str(folder), self.load_persistables)
         return self.values() | {float(status._epoch_no)}
 
 

@@ -181,13 +181,13 @@ def test_steps_are_not_merged_in_step():
             "set_program_config",
             {"geo_sgd_mode": True},
             errors.ProgramError,
-            "AsyncStrategy.*geo_sgd_mode is for another strategy",
+            "AsyncStrategy.*geo_sgd_mode is for a different strategy",
         ),
         (
             "set_program_config",
             {"half_async": True},
             errors.ProgramError,
-            "AsyncStrategy.*half_async is for another strategy",
+            "AsyncStrategy.*half_async is for a different strategy",
         ),
         (
             "set_program_config",
@@ -491,7 +491,7 @@ def test_out_of_turn(calls):
     with pytest.raises(TypeError, match="optimizer: expected an Optimizer, found OptimizerWithMixedPrecision"):
         fleet.distributed_optimizer(fluid.contrib.mixed_precision.decorate(optimizer))
     for strategy in ({"sync_mode": False}, "sync", DistributedStrategy(), fluid.BuildStrategy()):
-        with pytest.raises(TypeError, match="strategy: expected what StrategyFactory makes"):
+        with pytest.raises(TypeError, match="strategy: expected a strategy of StrategyFactory"):
             fleet.distributed_optimizer(optimizer, strategy)
     assert isinstance(TranspilerOptimizer(optimizer)._strategy, SyncStrategy)
 

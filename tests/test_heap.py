@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from jfluid.distributed.wire.connections import Connection
+from jfluid.distributed.wire.connections import TrainerConnection
 from jfluid.host import heap
 from jfluid.ps_server import client
 
@@ -92,7 +92,7 @@ def test_what_is_free_between_blocks_goes_back_to_the_system(monkeypatch):
 _ADVISED = """
 import ctypes
 from jfluid.host import heap
-from jfluid.distributed.wire.connections import Connection
+from jfluid.distributed.wire.connections import TrainerConnection
 from jfluid.ps_server import client
 {before}
 heap.keep_for_steps()
@@ -135,5 +135,5 @@ def test_a_trainer_has_its_steps_heap_before_its_client_starts_threads(monkeypat
     monkeypatch.setenv("JFLUID_JOB_TOKEN", "0123456789-token-of-the-tests")
     monkeypatch.setattr(heap, "keep_for_steps", lambda: order.append("heap"))
     monkeypatch.setattr(client, "Client", lambda *_, **__: order.append("client"))
-    Connection(["127.0.0.1:1"], 0)
+    TrainerConnection(["127.0.0.1:1"], 0)
     assert order == ["heap", "client"]

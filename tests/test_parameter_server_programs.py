@@ -564,7 +564,7 @@ def test_updates_that_belong_to_no_parameter_are_refused():
         transpile(net(), optimizer)
     with fluid.program_guard(fluid.Program(), fluid.Program()), fluid.unique_name.guard():
         scaled = fluid.contrib.mixed_precision.decorate(fluid.optimizer.SGD(0.1))
-        with pytest.raises(errors.UnsupportedError, match="reads what is computed from several parameters' updates"):
+        with pytest.raises(errors.UnsupportedError, match="reads a result of several parameters' updates"):
             transpile(net(), scaled)
 
 

@@ -39,7 +39,7 @@ SHARED = {
     "files.file_sets": "models",
     "files.storage": "models",
     "files.variables": "folders of models",
-    "fleet.checkpoint": "models",
+    "fleet.numbered_checkpoints": "models",
     "fleet.filesystem": "what the user copies",
     "fleet.hdfs": "what the user copies",
     "launch.output": "writes to the launcher's own streams",

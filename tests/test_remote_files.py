@@ -13,9 +13,9 @@ from moto.server import DomainDispatcherApplication, create_backend_app
 from werkzeug.serving import make_server
 
 import jfluid as fluid
-from jfluid.fleet import checkpoint
-from jfluid.fleet.checkpoint import PREFIX, TrainStatus
+from jfluid.fleet import numbered_checkpoints
 from jfluid.fleet.filesystem import RemoteFS
+from jfluid.fleet.numbered_checkpoints import PREFIX, TrainStatus
 from jfluid.ps_server import snapshot, specs
 from jfluid.ps_server import store as server_state
 
@@ -127,7 +127,7 @@ def loaded(fs, tmp_path):
     def read(folder):
         found.extend(np.load(f"{folder}/{name}.npy") for name in ("a", "b"))
 
-    status = checkpoint.load("/c", 0, fs, str(tmp_path), read)
+    status = numbered_checkpoints.load("/c", 0, fs, str(tmp_path), read)
     if status is None:
         return None
     assert all((array == found[0][0]).all() and len(array) == 1000 for array in found)
@@ -149,28 +149,28 @@ def every(number, kind, methods=("GET", "HEAD", "PUT")):
 @pytest.mark.parametrize("kind", ["busy", "slow"])
 def test_a_checkpoint_goes_through_a_store_with_faults(server, there, tmp_path, kind):
     server.fault = every(4, kind)
-    checkpoint.save("/c", TrainStatus(3), there, str(tmp_path), written(7.0))
+    numbered_checkpoints.save("/c", TrainStatus(3), there, str(tmp_path), written(7.0))
     assert loaded(there, tmp_path) == (7.0, 3)
     assert server.seen[kind] >= 2
 
 
 def test_a_checkpoint_that_was_not_written_whole_does_not_count(server, there, tmp_path, caplog):
-    checkpoint.save("/c", TrainStatus(0), there, str(tmp_path), written(1.0))
-    for lost in ("b.npy", checkpoint.STATUS):
+    numbered_checkpoints.save("/c", TrainStatus(0), there, str(tmp_path), written(1.0))
+    for lost in ("b.npy", numbered_checkpoints.STATUS):
 
         def refuse(method, path, lost=lost):
             return "denied" if method == "PUT" and lost in path else None
 
         server.fault = refuse
         with pytest.raises(OSError):
-            checkpoint.save("/c", TrainStatus(1), there, str(tmp_path), written(2.0))
+            numbered_checkpoints.save("/c", TrainStatus(1), there, str(tmp_path), written(2.0))
         server.quiet()
         assert loaded(there, tmp_path) == (1.0, 0)
         assert "is passed over: it has no fleet_train_status" in caplog.text
-        checkpoint.clean("/c", there, 1)
+        numbered_checkpoints.clean("/c", there, 1)
         assert loaded(there, tmp_path) == (1.0, 0), "the last whole one stays"
-    checkpoint.save("/c", TrainStatus(1), there, str(tmp_path), written(2.0))
-    checkpoint.clean("/c", there, 1)
+    numbered_checkpoints.save("/c", TrainStatus(1), there, str(tmp_path), written(2.0))
+    numbered_checkpoints.clean("/c", there, 1)
     assert loaded(there, tmp_path) == (2.0, 1)
     assert there.list_dirs("/c") == [f"{PREFIX}.3"], "those that were not whole are gone, too"
 
@@ -183,27 +183,27 @@ def files_in(fs):
 
 def test_a_listing_that_is_out_of_date_hides_no_checkpoint_and_brings_none_back(server, there, tmp_path):
     for epoch in range(2):
-        checkpoint.save("/c", TrainStatus(epoch), there, str(tmp_path), written(float(epoch)))
+        numbered_checkpoints.save("/c", TrainStatus(epoch), there, str(tmp_path), written(float(epoch)))
     server.list_only(files_in(there))
     for epoch in range(2, 4):
-        checkpoint.save("/c", TrainStatus(epoch), there, str(tmp_path), written(float(epoch)))
+        numbered_checkpoints.save("/c", TrainStatus(epoch), there, str(tmp_path), written(float(epoch)))
         assert loaded(there, tmp_path) == (float(epoch), epoch)
     assert there.list_dirs("/c") == [f"{PREFIX}.0", f"{PREFIX}.1"], "the new ones are not listed"
     server.quiet()
-    assert checkpoint.numbers("/c", there) == [0, 1, 2, 3], "none was written over another"
+    assert numbered_checkpoints.numbers("/c", there) == [0, 1, 2, 3], "none was written over another"
 
     server.list_only(files_in(there))
     there.delete(f"/c/{PREFIX}.3")
     assert f"{PREFIX}.3" in there.list_dirs("/c"), "one that is gone is listed"
     assert loaded(there, tmp_path) == (2.0, 2)
-    checkpoint.clean("/c", there, 1)
+    numbered_checkpoints.clean("/c", there, 1)
     assert loaded(there, tmp_path) == (2.0, 2)
     server.quiet()
-    assert checkpoint.numbers("/c", there) == [2]
+    assert numbered_checkpoints.numbers("/c", there) == [2]
 
 
 def test_a_checkpoint_of_which_a_file_was_cut_off_is_refused(server, there, tmp_path):
-    checkpoint.save("/c", TrainStatus(0), there, str(tmp_path), written(1.0))
+    numbered_checkpoints.save("/c", TrainStatus(0), there, str(tmp_path), written(1.0))
     (tmp_path / "short").write_bytes(b"x")
     there.upload(str(tmp_path / "short"), f"/c/{PREFIX}.0/b.npy")
     with pytest.raises(fluid.errors.FileFormatError, match="expected .* bytes, as .* found 1"):
@@ -269,7 +269,7 @@ def test_a_snapshot_that_was_not_uploaded_whole_is_refused(server, there, tmp_pa
     with store.view() as view:
         snapshot.write(view, tmp_path / "cut", "a", 0, 1)
     for number, (lost, said) in enumerate(
-        [(".json", "there is no complete snapshot"), (".rows", "missing or has another size")]
+        [(".json", "there is no complete snapshot"), (".rows", "missing or has a different size")]
     ):
 
         def refuse(method, path, lost=lost):

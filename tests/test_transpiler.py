@@ -107,7 +107,7 @@ def test_wrong_arguments(arguments, said):
         ("sync_mode", None, "expected True or False"),
         ("nccl_comm_num", True, "expected a whole number, found True"),
         ("mode", 3, "expected a string, found 3"),
-        ("split_method", "RoundRobin", "expected RoundRobin, HashName or another PSDispatcher"),
+        ("split_method", "RoundRobin", "expected RoundRobin, HashName or any other PSDispatcher"),
         ("runtime_split_send_recv", True, "exclude each other"),
     ],
 )

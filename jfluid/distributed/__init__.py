@@ -1,28 +1,28 @@
-"""What runs the programs of `DistributeTranspiler` in mode "pserver".
+"""Execution of the programs of `DistributeTranspiler` in mode "pserver".
 
 | folder | module | holds |
 |---|---|---|
-| `programs` | | what transpiled programs say, read from their operators |
-| | `trainer_program` | what a trainer's program asks of servers, and what is left of it to compute |
-| | `server_program` | what a server's program does with each gradient |
-| | `server_startup` | a server's startup program, and how rows of its tables are initialized |
+| `programs` | | the meaning of transpiled programs, read from their operators |
+| | `trainer_program` | the requests of a trainer's program to servers, and the rest of the program |
+| | `server_program` | the updates of a server's program, by gradient |
+| | `server_startup` | a server's startup program, and the initializers of its tables' rows |
 | `trainer` | `training` | runs a trainer's program: pull rows, compute, push gradients, pull parameters |
-| | `strategies`, `geo` | how gradients and parameters travel: synchronous, half-asynchronous, asynchronous, GEO |
+| | `strategies`, `async_steps`, `geo` | exchange: synchronous, half-asynchronous, asynchronous, GEO |
 | | `communicator` | `fluid.communicator.Communicator`: switches a strategy on |
 | | `reading` | runs a program that only looks rows up, such as a loaded model |
-| | `local_state` | what only a trainer has, and gets back when it is started again |
-| | `row_count` | how many rows the servers' tables hold, for a trainer's progress |
+| | `local_state` | state that only a trainer has, and gets back when it is started again |
+| | `row_count` | the number of rows in the servers' tables, for a trainer's progress |
 | `wire` | `connections` | this process's connections to servers |
 | | `pending_exchange` | parameters that arrive while the next step begins |
-| | `settings` | what environment variables say of servers and of connections to them |
+| | `settings` | settings of servers and connections from environment variables |
 | `server` | `serving` | runs a server's program until all trainers have left |
 | | `program_store` | the tables and blocks of a server's program, updated by its operators |
 | | `variables_block` | variables of a server's scope as a block, for snapshots and for saving |
-| | `snapshot_writers` | the snapshots that servers write while they serve, and go on from when they are started again |
+| | `snapshot_writers` | the snapshots that servers write while they serve, and restore after a restart |
 | `tables` | `program_table` | a table of a server's program: its optimizer, and its first values |
 | | `row_updates` | how the operators of a server's program update rows of a table |
 | | `compiled_function` | operators as a compiled function without a scope |
-| | `checkpoint` | what servers hold, saved whole and loaded by others |
+| | `checkpoint` | variables of servers, saved as a whole and loaded by any number of servers |
 | | `saving_operators` | programs of `checkpoint_notify` and `recv_save` |
 
 `runner` is the only door: an Engine asks it what to do with each program. `rounds` tells a trainer
@@ -36,7 +36,7 @@ from jfluid.distributed.server.serving import Serving
 from jfluid.distributed.trainer import reading
 from jfluid.distributed.trainer.training import Trainer
 from jfluid.distributed.wire import connections
-from jfluid.distributed.wire.connections import Connection
+from jfluid.distributed.wire.connections import TrainerConnection
 from jfluid.engine import Engine, Runner
 from jfluid.ir.program import Program
 from jfluid.transpiler.parameter_server import layout
@@ -65,11 +65,10 @@ def runner(program: Program, engine: Engine) -> Runner | None:
 
 
 def rounds(program: Program) -> int:
-    """Return how many rounds of synchronous training the servers have applied: the next step is
-    that of round `rounds(...)`, from 0.
+    """Return the number of rounds of synchronous training that the servers have applied.
 
-    A trainer that is started again begins there: with as many batches of its data passed over it
-    goes on as if it had never stopped. In other modes it is 0.
+    The next step is that of round `rounds(...)`, from 0. A trainer that is started again begins there: with that
+    number of batches passed over it goes on as if it had never stopped. In other modes it is 0.
 
     Args:
         program: a trainer's: its main program, or its startup program.
@@ -80,9 +79,9 @@ def rounds(program: Program) -> int:
 
 
 def skip_trained(program: Program) -> int:
-    """Have `train_from_dataset` of a trainer that was started again pass over the batches that were
-    trained before, in however many epochs; returns how many. The dataset has to give the same
-    batches in the same order again.
+    """Let `train_from_dataset` pass over batches trained before a restart; return the number of batches.
+
+    The batches may be of several epochs. The dataset has to give the same batches in the same order again.
 
     Raises ProgramError for another program, ServerError when a server does not answer.
     """
@@ -91,7 +90,7 @@ def skip_trained(program: Program) -> int:
     return connection.rounds
 
 
-def _connection(program: Program, what: str) -> Connection:
+def _connection(program: Program, what: str) -> TrainerConnection:
     read = trainer_program.read(program)
     if read is None:
         raise errors.ProgramError(

@@ -39,8 +39,7 @@ _LOG = logging.getLogger(__name__)
 
 
 def save_persistables(executor: HasEngine, dirname: str, main_program: Program) -> None:
-    """Save all variables that outlive a run, with those that servers hold: parameters, the
-    optimizer's state, counts of steps.
+    """Save all persistable variables, with the parameters, optimizer states and step counts that servers hold.
 
     In synchronous training the servers stand still while a trainer saves between two of its steps;
     else each variable is as it is when it is asked for.
@@ -81,7 +80,7 @@ def save_inference_model(
     origin_program: Program | None = None,
     program_only: bool = False,
 ) -> list[str]:
-    """Save what computes the targets, as `fluid.io.save_inference_model` does, with the parameters that servers hold.
+    """Save a program that computes the targets, as `fluid.io.save_inference_model` does, with servers' parameters.
 
     The saved model needs no servers: `fluid.io.load_inference_model` loads it anywhere. Distributed
     tables become ordinary ones, of their declared height: ids that no trainer has shown have the
@@ -120,7 +119,7 @@ def save_inference_model(
 
 
 def without_servers(program: Program) -> Program:
-    """A copy of a program whose look-ups read tables of the scope."""
+    """Return a copy of a program with look-ups that read tables of the scope."""
     twin = program._copy()
     for op in (op for block in twin.blocks for op in block.ops):
         for name in ("is_distributed", "remote_prefetch"):
@@ -131,7 +130,7 @@ def without_servers(program: Program) -> Program:
 
 
 def save_one_table(executor: HasEngine, name: str, dirname: str, program: Program) -> None:
-    """Save one parameter whose gradient has sparse rows, with the optimizer's state of its rows.
+    """Save one parameter with sparse gradients, and the optimizer's state of the parameter.
 
     Args:
         executor: a trainer's.
@@ -156,11 +155,10 @@ def save_one_table(executor: HasEngine, name: str, dirname: str, program: Progra
 
 
 def load_one_table(executor: HasEngine, name: str, dirname: str, program: Program) -> None:
-    """Put a distributed table into the state in which `save_one_table`, or `save_persistables`,
-    saved it, while servers serve.
+    """Restore a distributed table that `save_one_table` or `save_persistables` saved, while servers serve.
 
-    Their number may be another one than then. Arguments and errors are those of `save_one_table`;
-    UnsupportedError for a table that is not distributed, and ServerError when a file is missing or
+    The number of servers may differ from the number at the save. Arguments and errors are those of
+    `save_one_table`; UnsupportedError for a table that is not distributed, and ServerError when a file is missing or
     damaged, or is another table's.
     """
     division = division_of(program, "load_one_table")
@@ -229,11 +227,11 @@ class _Saver:
         self.client = connections.borrow(division.layout.endpoints, division.trainer, executor.engine).client
 
     def remote(self) -> list[str]:
-        """Distributed tables: servers save them themselves."""
+        """Names of distributed tables, which servers save themselves."""
         return [name for name, saved in self._division.variables.items() if saved.distributed and saved.parameter]
 
     def save(self, variables: Iterable[Variable], files: FileSet) -> None:
-        """Save variables by their names, those that servers do not hold from the scope."""
+        """Save variables by name; variables that no server holds come from the scope."""
         for var in variables:
             saved = self._division.variables.get(var.name)
             if saved is not None and saved.distributed:
@@ -263,7 +261,7 @@ class _Saver:
         return np.concatenate(parts) if len(parts) > 1 else parts[0]
 
     def _part(self, saved: SavedVariable, piece: Piece) -> Array:
-        """What one server has. Parameters travel as they are, other variables as their bytes."""
+        """Return the piece of one server: parameters as arrays, other variables as bytes."""
         name, dtype = f"{piece.name}@{piece.server}@saved", np.dtype(saved.dtype)
         count = int(np.prod(piece.shape))
         words = count if saved.parameter else -(-count * dtype.itemsize // 4)
@@ -277,7 +275,7 @@ class _Saver:
         return np.frombuffer(value.tobytes()[: count * dtype.itemsize], dtype).reshape(piece.shape)
 
     def _rows(self, saved: SavedVariable) -> Iterator[Array]:
-        """A table's values, or a part of its optimizer's state, in the order of rows."""
+        """Yield a table's values, or a part of the optimizer's state, in the order of rows."""
         from jfluid.ps_server.client import RowRange
 
         table, own = self._division.variables[saved.table], saved.name != saved.table
@@ -302,7 +300,7 @@ class _Saver:
 
 
 def load(model_dir: str, server_main_program: Program, executor: Any, scope: Scope) -> None:
-    """Put what a server holds into the state in which it was saved, before it serves and after its startup program.
+    """Restore the saved variables of a server, before it serves and after its startup program.
 
     The folder is one of `save_persistables`, here or of Fluid, whichever number of servers there
     was; or one with the parameters alone, such as a saved inference model: then the optimizer's
@@ -342,7 +340,7 @@ class _Loader:
         self._state = [m for m in mine if not (m[0].parameter or m[0].setting or m[0].distributed)]
 
     def into(self, scope: Scope) -> None:
-        """Set the variables, once all of them could be read."""
+        """Set all variables, after all files were read."""
         for saved, piece, value in read_whole(self._folder, self._found):
             if isinstance(value, str):
                 scope.var(piece.name).saved = value
@@ -364,7 +362,7 @@ class _Loader:
         return [(saved, piece, self._read(files, saved, piece)) for saved, piece in self._parameters + there]
 
     def _read(self, files: Files, saved: SavedVariable, piece: Piece) -> Array | str:
-        """A piece of a variable; the path of a distributed table, which is read when the server has it."""
+        """Return a piece of a variable; for a distributed table the path, which is read when the server has the table."""
         path = self._path(files, saved)
         if saved.distributed:
             if not os.path.exists(path):

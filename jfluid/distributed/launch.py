@@ -1,5 +1,6 @@
-"""`python -m paddle.distributed.launch`, also as `jfluid.distributed.launch`: jfluid-launch as
-Fluid's command, with a process for each GPU of a host where its arguments name none.
+"""`python -m paddle.distributed.launch`, also as `jfluid.distributed.launch`: jfluid-launch as Fluid's command.
+
+Without arguments for processes it starts a process for each GPU of a host.
 """
 
 import sys

@@ -1,6 +1,6 @@
-"""`python -m paddle.distributed.launch_ps`, also as `jfluid.distributed.launch_ps`: jfluid-launch as
-Fluid's command, with two servers and two trainers, whose logs go to `logs`, where its arguments
-name no others.
+"""`python -m paddle.distributed.launch_ps`, also as `jfluid.distributed.launch_ps`: jfluid-launch for servers.
+
+Without arguments for processes it starts two servers and two trainers, with logs in `logs`.
 """
 
 import sys

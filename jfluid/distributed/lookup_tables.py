@@ -1,6 +1,4 @@
-"""Of `fluid.contrib.utils`: programs with distributed tables where there are no servers, and tables
-that servers have saved.
-"""
+"""Programs with distributed tables without servers, and saved tables (`fluid.contrib.utils`)."""
 
 import os
 from collections.abc import Iterable, Sequence
@@ -20,19 +18,16 @@ from jfluid.ir.program import Program
 from jfluid.ir.variable import Variable
 from jfluid.scope import global_scope
 
-__all__ = [
-    "convert_dist_to_sparse_program",
-    "load_persistables_for_increment",
-    "load_persistables_for_inference",
-]
+__all__ = ["convert_dist_to_sparse_program", "load_persistables_for_increment", "load_persistables_for_inference"]
 
 
 _Found = list[tuple[str, Stored]]
 
 
 def convert_dist_to_sparse_program(program: Program) -> Program:
-    """A trainer's program as it was before it was divided, whose look-ups read tables of the scope:
-    for inference without servers.
+    """Return a trainer's program before its division, with look-ups that read tables of the scope.
+
+    It is for inference without servers.
 
     Args:
         program: of `DistributeTranspiler.get_trainer_program`, or a clone of it.
@@ -43,14 +38,11 @@ def convert_dist_to_sparse_program(program: Program) -> Program:
 
 
 def load_persistables_for_inference(
-    dirname: str,
-    executor: HasEngine,
-    program: Program | None,
-    lookup_table_var_name: str,
-    allow: Iterable[str] = (),
+    dirname: str, executor: HasEngine, program: Program | None, lookup_table_var_name: str, allow: Iterable[str] = ()
 ) -> Program:
-    """Load what `fluid.io.save_persistables` of a trainer has written into the global scope, with
-    the rows of a distributed table, which becomes an ordinary one.
+    """Load the variables that a trainer saved by `fluid.io.save_persistables` into the global scope.
+
+    A distributed table becomes an ordinary one with all rows.
 
     Args:
         dirname: the folder, with a file for each variable, and a folder of the table's name.
@@ -109,9 +101,7 @@ def _read(files: Files, program: Program, wanted: Sequence[Variable]) -> _Found:
 
 
 def _values(folder: str, table: Variable) -> np.ndarray[Any, Any]:
-    """The rows 0 ... height - 1 of a table that one or several servers have saved; ids that no
-    trainer has shown have the row with which they would be initialized.
-    """
+    """Return rows 0 ... height - 1 of a saved table; ids that no trainer has shown have their initial row."""
     from jfluid.ps_server import snapshot
     from jfluid.ps_server.store import Store
 
@@ -128,14 +118,11 @@ def _values(folder: str, table: Variable) -> np.ndarray[Any, Any]:
 
 
 def load_persistables_for_increment(
-    dirname: str,
-    executor: HasEngine,
-    program: Program,
-    lookup_table_var: str,
-    lookup_table_var_path: str,
+    dirname: str, executor: HasEngine, program: Program, lookup_table_var: str, lookup_table_var_path: str
 ) -> None:
-    """Put what a server holds into the state in which it was saved, its rows of a distributed table
-    included, before it serves and after its startup program.
+    """Restore the saved variables of a server and its rows of a distributed table.
+
+    Call it before the server serves, and after its startup program.
 
     Args:
         dirname: a folder of `fluid.io.save_persistables`.

@@ -1,11 +1,12 @@
-"""Distributed tables in a folder of `save_persistables`: servers write the rows, and a small file
-that is saved together with the other variables says which of their files count.
+"""Distributed tables in a folder of `save_persistables`: servers' rows, and a file that names the valid save.
 
-    FOLDER/<table>/.jfluid-whole-<random>/   what the servers wrote for one save
+The small file is saved together with the other variables.
+
+    FOLDER/<table>/.jfluid-whole-<random>/   the servers' files of one save
     FOLDER/<table>.saved                     the name of that folder
 
-Where there is no such file, what servers have written into FOLDER/<table>/ itself counts: by an
-operator `checkpoint_notify`, or an earlier release.
+Without such a file the files in FOLDER/<table>/ itself count: of an operator `checkpoint_notify`, or
+an earlier release.
 """
 
 import contextlib
@@ -57,7 +58,7 @@ def save_directly(client: "Client", table: str, dirname: str) -> None:
 
 
 def place(files: Files, table: str) -> str:
-    """Return the folder whose files of a table count.
+    """Return the folder with the valid files of a table.
 
     Raises FileFormatError where its name is none of such a folder.
     """
@@ -72,7 +73,7 @@ def place(files: Files, table: str) -> str:
 
 
 def clear(dirname: str, table: str) -> None:
-    """Remove what servers saved of a table before what counts now, as far as this process may."""
+    """Remove older saves of a table before the valid one, as far as this process may."""
     from jfluid.ps_server.manifest import FILE
 
     with contextlib.suppress(OSError):

@@ -1,4 +1,4 @@
-"""Programs of operators that have servers save, or save what servers have: `checkpoint_notify` and `recv_save`."""
+"""Programs of the operators `checkpoint_notify` (servers save) and `recv_save` (save the servers' variables)."""
 
 import math
 import os
@@ -41,7 +41,7 @@ class Saving(Runner):
         kind = next(op.type for op in self._ops if op.type in OPERATORS)
         others = {op.type for op in self._ops} - OPERATORS
         if others:
-            raise errors.UnsupportedError(f"{kind} runs in a program of its own; found {', '.join(sorted(others))} too")
+            raise errors.UnsupportedError(f"{kind} runs in a separate program; found {', '.join(sorted(others))} too")
         for op in self._ops:
             for name, what in _NEEDED[op.type].items():
                 if not op.attr(name):
@@ -66,7 +66,7 @@ class Saving(Runner):
 
 
 class _Slices:
-    """A variable of which servers have slices, consecutive rows, as a `recv_save` describes it."""
+    """Variable in slices of consecutive rows on servers, as a `recv_save` describes it."""
 
     def __init__(self, op: Operator, engine: Engine):
         self._engine, self._trainer = engine, op.attr("trainer_id")
@@ -141,7 +141,7 @@ class _Slices:
 
 
 def _numbers(text: str) -> tuple[int, ...]:
-    """The shape that a text such as "20,4" says."""
+    """Return the shape in a text such as "20,4"."""
     try:
         found = tuple(int(part) for part in text.split(",") if part.strip())
     except ValueError:

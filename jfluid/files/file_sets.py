@@ -1,5 +1,4 @@
-"""Files of a folder that are saved together: after a kill at any moment a reader finds all the new
-ones, or all the old ones.
+"""Atomic sets of files in a folder: after a kill at any moment a reader finds all new or all old files.
 
 A save writes into a folder of its own, FOLDER/.jfluid-saving-<random>. When all files are on the
 disk, it is renamed to FOLDER/.jfluid-saved: from then on its files count, instead of those of the
@@ -72,7 +71,7 @@ class FileSet:
         self._names.append(name)
 
     def folder(self, name: str) -> Path:
-        """Return the path of a folder for others to make and to fill.
+        """Return the path of a folder for the caller to make and to fill.
 
         It becomes one in the folder `name`, as a whole, under the last part of this path, which no other save
         has.
@@ -91,7 +90,7 @@ class FileSet:
         """
         target.parent.mkdir(parents=True, exist_ok=True)
         if target.parent != self._folder and (os.stat(target.parent).st_dev != os.stat(self._folder).st_dev):
-            raise OSError(errno.EXDEV, "on another file system than its folder", str(target))
+            raise OSError(errno.EXDEV, "on a different file system than its folder", str(target))
         try:
             found = os.stat(target).st_mode
         except FileNotFoundError:
@@ -101,7 +100,7 @@ class FileSet:
         return found & 0o777
 
     def commit(self) -> None:
-        """Make the files those of the folder."""
+        """Publish the files in the folder."""
         finish(self._folder)
         if len(self._names) == 1:
             os.replace(self._staging / self._names[0], self._folder / self._names[0])
@@ -132,7 +131,7 @@ class FileSet:
             finish(self._folder)
         raise errors.FileFormatError(
             f"{self._folder / _SAVED}: an earlier save is there, and its files cannot be moved to their names: remove "
-            "it, or save into another folder"
+            "it, or save into a different folder"
         )
 
 
@@ -148,7 +147,7 @@ def check_local(path: str | os.PathLike[str]) -> None:
 
 @contextlib.contextmanager
 def saving(folder: str | os.PathLike[str]) -> Iterator[FileSet]:
-    """Return a set of files, which become those of the folder together when the context ends without an error.
+    """Return a set of files that appear in the folder together when the context ends without an error.
 
     The folder is made, and what killed saves have left there is removed.
 
@@ -189,7 +188,7 @@ def _staging(folder: Path) -> Iterator[Path]:
 
 
 def _lock(handle: int, how: int) -> bool:
-    """Lock a folder; False where another process has, or the file system locks none (NFS)."""
+    """Lock a folder; False if a different process has the lock, or the file system has no locks (NFS)."""
     try:
         fcntl.flock(handle, how)
     except OSError:
@@ -198,7 +197,7 @@ def _lock(handle: int, how: int) -> bool:
 
 
 def _clear(folder: Path) -> None:
-    """Remove folders of saves whose processes have ended."""
+    """Remove the folders of saves by processes that have ended."""
     for path in folder.glob(f"{_SAVING}*"):
         with contextlib.suppress(OSError):  # another process removes it, or it is another user's
             handle = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
@@ -254,7 +253,7 @@ def _sync(folder: str | os.PathLike[str]) -> None:
 
 
 def _saved(folder: str | os.PathLike[str]) -> str | None:
-    """Return the folder of files that count instead of those in `folder`; None where there is none.
+    """Return the folder with files that count before `folder`; None if there is none.
 
     In a folder such as /tmp, where each user may replace his own files only, that of another user
     does not count.
@@ -282,7 +281,7 @@ def current(folder: str | os.PathLike[str], name: str) -> str:
 
 
 class Files:
-    """The files of a folder, for one who reads several of them (see `read_whole`)."""
+    """Files of a folder, for a reader of several files (see `read_whole`)."""
 
     def __init__(self, folder: str | os.PathLike[str]):
         check_local(folder)
@@ -301,8 +300,9 @@ class Files:
         return self._seen[name][1] is not None
 
     def names(self) -> list[str]:
-        """Return the names of all files in the folder and its folders, such as "w" and "encoder/w",
-        but for those of saves that go on or were killed.
+        """Return the names of all files in the folder and its folders, such as "w" and "encoder/w".
+
+        Files of saves that go on or were killed are left out.
         """
         self._listed = _names(self.folder)
         return self._listed
@@ -339,7 +339,7 @@ def _names(folder: str) -> list[str]:
 
 
 def read_whole(folder: str | os.PathLike[str], read: Callable[[Files], Read]) -> Read:
-    """Return what `read` returns, which has read files of one save.
+    """Return the result of `read`, after a read of files of one save.
 
     Where another process saved meanwhile, it is called again.
 

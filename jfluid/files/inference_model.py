@@ -64,16 +64,12 @@ def save_inference_model(
         OSError: the disk does not take the files. All of them are saved, or none is.
     """
     model_file, model, names = model_to_save(
-        feeded_var_names,
-        target_vars,
-        program_of(main_program),
-        model_filename,
-        export_for_deployment,
+        feeded_var_names, target_vars, program_of(main_program), model_filename, export_for_deployment
     )
     params = None if params_filename is None else os.path.basename(params_filename)
     if params == model_file:
         raise errors.FileFormatError(
-            f"{os.fspath(dirname)}: params_filename: {params} is the name of the program's file; name another one"
+            f"{os.fspath(dirname)}: params_filename: {params} is the name of the program's file; choose a different name"
         )
     if not program_only and params is None:
         names_of_files = [v.name for v in get_program_persistable_vars(model)]
@@ -116,7 +112,7 @@ def model_to_save(
 
 
 def _inference_program(program: Program, feeds: list[str], targets: list[Variable]) -> tuple[Program, list[str]]:
-    """Return a copy in test form that computes the targets, each under a name of its own, from the feeds."""
+    """Return a copy in test form that computes the targets, each under a separate name, from the feeds."""
     model = program._copy()
     block = model.global_block()
     block.ops = [op for op in block.ops if op.type not in ("feed", "fetch", *_READER_OPS)]
@@ -127,10 +123,7 @@ def _inference_program(program: Program, feeds: list[str], targets: list[Variabl
             name = unique_name.generate(f"save_infer_model/scale_{i}.tmp")
         out = block.create_var(name=name, shape=target.shape, dtype=target.dtype, lod_level=target.lod_level)
         block.append_op(
-            "scale",
-            {"X": block.vars[target.name]},
-            {"Out": out},
-            {"scale": 1.0, "bias": 0.0, "bias_after_scale": True},
+            "scale", {"X": block.vars[target.name]}, {"Out": out}, {"scale": 1.0, "bias": 0.0, "bias_after_scale": True}
         )
         outputs.append(name)
     model = model._prune_with_input(feeds, outputs)._inference_optimize()

@@ -1,6 +1,4 @@
-"""Pickled dicts of arrays (`.pdparams`, `.pdopt`), written as Fluid writes them, and read without
-running what a pickle says (`unpickling`).
-"""
+"""Pickled dicts of arrays (`.pdparams`, `.pdopt`), in Fluid's format, read without running code (`unpickling`)."""
 
 import os
 import pickle
@@ -56,7 +54,7 @@ def save_arrays(path: str | os.PathLike[str], arrays: Mapping[str, Any]) -> None
 
 
 def write_arrays(file: BinaryIO, name: str, arrays: Mapping[str, Any]) -> None:
-    """Write the pickle of `save_arrays` to a file, whose name an error tells."""
+    """Write the pickle of `save_arrays` to a file; an error names the file."""
     try:
         _Pickler(file, _PROTOCOL).dump({n: _whole(a) for n, a in arrays.items()})
     except OverflowError as e:

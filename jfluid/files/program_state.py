@@ -56,12 +56,7 @@ def _prefix(model_path: str) -> str:
     return next((model_path.removesuffix(s) for s in _SUFFIXES if model_path.endswith(s)), model_path)
 
 
-def load(
-    program: Program,
-    model_path: str,
-    executor: Any = None,
-    var_list: Sequence[Variable] | None = None,
-) -> None:
+def load(program: Program, model_path: str, executor: Any = None, var_list: Sequence[Variable] | None = None) -> None:
     """Load the state that `save` saved, or `save_params`, `save_persistables` or `save_vars`.
 
     Args:
@@ -84,7 +79,7 @@ def load(
 
 
 def _of_pickles(files: Files, name: str, program: Program) -> list[tuple[str, Stored]]:
-    """Return what a program has in the pickles that `save` has written."""
+    """Return a program's state in the pickles of `save`."""
     parameters = [v for v in program.list_vars() if is_parameter(v)]
     optimizer = [v for v in program.list_vars() if is_optimizer_state(v)]
     found = _pick(files.path(name + ".pdparams"), parameters)
@@ -92,7 +87,7 @@ def _of_pickles(files: Files, name: str, program: Program) -> list[tuple[str, St
 
 
 def _read(model_path: str, others: Callable[[], Read], pickles: Callable[[Files, str], Read]) -> Read:
-    """Return what `pickles` reads of the files that `save` has written, or, where there are none, `others`."""
+    """Return the result of `pickles` from the files of `save`, or the fallback without such files."""
     folder, name = os.path.split(os.path.abspath(_prefix(model_path)))
     there = Files(folder).exists(name + ".pdparams")
     return read_whole(folder, lambda files: pickles(files, name)) if there else others()
@@ -184,7 +179,7 @@ def _tensors_of(model_path: str, var_list: Sequence[Variable] | None) -> dict[st
 
 
 def _tensor_file(path: str, name: str) -> np.ndarray | None:
-    """Return the tensor of a file; None for a file of another kind, such as `__model__`."""
+    """Return the tensor of a file; None for any other file, such as `__model__`."""
     with bounded_reader(path) as reader:
         reader.what = name
         if reader.begin(4) not in (b"", b"\0\0\0\0"):  # every tensor's version

@@ -1,4 +1,4 @@
-"""A saved model as its files tell, without values: the program, what it is fed and gives, and where each parameter is.
+"""Description of a saved model from its files, without values: program, feeds, fetches, places of parameters.
 
 Nothing here imports JAX.
 """
@@ -24,12 +24,7 @@ MODEL = "__model__"
 # What files of all parameters are called, beside what a model's own name suggests.
 _COMBINED = ("__params__", "params", "__variables__", "model.pdparams")
 # Variables that are no state although programs call them persistable.
-_NO_STATE = (
-    VarType.FEED_MINIBATCH,
-    VarType.FETCH_LIST,
-    VarType.READER,
-    VarType.RAW,
-)
+_NO_STATE = (VarType.FEED_MINIBATCH, VarType.FETCH_LIST, VarType.READER, VarType.RAW)
 
 
 @dataclass(frozen=True)
@@ -43,13 +38,13 @@ class SavedParameter:
 
     @property
     def size(self) -> int:
-        """Bytes of its elements."""
+        """Bytes of the elements."""
         return math.prod(self.shape) * self.dtype.itemsize
 
 
 @dataclass
 class SavedModel:
-    """What the files of a model say.
+    """Description of a model's files.
 
     Attributes:
         folder, model_file: where it is.
@@ -84,7 +79,7 @@ def read_program(path: str | os.PathLike[str], allow: Iterable[str] = ()) -> Pro
 
 
 def columns(program: Program) -> tuple[list[str], list[str]]:
-    """Return names of what a program is fed and gives, in the order of their columns.
+    """Return the names of a program's feeds and fetches, in the order of their columns.
 
     Raises FileFormatError for a column that is no whole number.
     """
@@ -157,7 +152,7 @@ def _read(files: Files, name: str | None, params_filename: str | None) -> SavedM
 
 
 def _combined_file(files: Files, model_file: str, wanted: list[Variable]) -> str | None:
-    """The name of the file of all parameters, where none has a file of its own."""
+    """Return the name of the file of all parameters, if no parameter has a separate file."""
     if any(os.path.exists(path) for path in _paths(files, wanted)):
         return None
     stem = os.path.splitext(model_file)[0]
@@ -175,7 +170,7 @@ def _paths(files: Files, wanted: list[Variable]) -> Iterator[str]:
 
 
 def _read_parameters(model: SavedModel, files: Files, wanted: list[Variable]) -> None:
-    """Find the parameters, and note what is wrong with them."""
+    """Find the parameters, and note missing or wrong ones."""
     if model.params_file is not None:
         path = files.path(model.params_file)
         with bounded_reader(path) as reader:

@@ -1,4 +1,4 @@
-"""Writing files whole or not at all, reading them within their bounds, and names that cannot lead out of their folder."""
+"""Atomic writes of files, reads within bounds, and names that cannot lead out of a folder."""
 
 import contextlib
 import errno
@@ -73,7 +73,7 @@ def paths_to_write(folder: str | os.PathLike[str], names: Iterable[str], reserve
     for name, path in zip(names, paths):
         where = f"{os.fspath(folder)}, variable {name}"
         if name in others:
-            raise errors.FileFormatError(f"{where}: another file of the folder has this name; rename the variable")
+            raise errors.FileFormatError(f"{where}: a different file of the folder has this name; rename the variable")
         parents = [name[:i] for i, c in enumerate(name) if c == "/"]
         if above := [p for p in parents if p in taken or p in others]:
             raise errors.FileFormatError(
@@ -116,12 +116,12 @@ class BoundedReader:
         return self._size - self._position
 
     def refuse(self, problem: str) -> errors.FileFormatError:
-        """Return the error that says what is wrong with the file."""
+        """Return the error that describes a fault of the file."""
         variable = f", variable {self.what}" if self.what else ""
         return errors.FileFormatError(f"{self.name}{variable}: {problem}")
 
     def need(self, count: int, what: str) -> None:
-        """Raise FileFormatError unless `count` more bytes are there for `what`."""
+        """Raise FileFormatError, which names the missing item, unless `count` more bytes are there."""
         if not 0 <= count <= self.remaining:
             raise self.refuse(
                 f"truncated: {what} takes {count} bytes at offset {self._position}, the file has {self.remaining} left"
@@ -137,7 +137,7 @@ class BoundedReader:
         return data
 
     def begin(self, count: int) -> bytes:
-        """Return the first bytes of the file, at most `count`, without reading them: they come again."""
+        """Return the first bytes of the file, at most `count`, without a change of the position."""
         return os.pread(self._file.fileno(), count, 0)
 
     def skip(self, count: int, what: str) -> None:

@@ -71,7 +71,7 @@ def _write_elements(file: BinaryIO, value: np.ndarray) -> None:
 
 
 def save_in_parts(path: str | os.PathLike[str], dtype: Any, shape: Sequence[int], parts: Iterable[np.ndarray]) -> None:
-    """Write a file of one LoDTensor whose rows come in parts, one after the other.
+    """Write a file of one LoDTensor from parts with consecutive rows.
 
     Raises ValueError, and leaves no file, when the parts are not the rows of that shape.
     """
@@ -80,7 +80,7 @@ def save_in_parts(path: str | os.PathLike[str], dtype: Any, shape: Sequence[int]
 
 
 def write_in_parts(file: BinaryIO, name: str, dtype: Any, shape: Sequence[int], parts: Iterable[np.ndarray]) -> None:
-    """Write one LoDTensor whose rows come in parts, one after the other.
+    """Write one LoDTensor from parts with consecutive rows.
 
     Raises ValueError, which names the file, when the parts are not the rows of that shape.
     """
@@ -101,7 +101,7 @@ def write_in_parts(file: BinaryIO, name: str, dtype: Any, shape: Sequence[int], 
 def load_rows(
     path: str | os.PathLike[str], name: str, dtype: Any, shape: Sequence[int], first: int, rows: int
 ) -> np.ndarray:
-    """Read `rows` rows, from `first` on, of the one LoDTensor that a file holds; the others are not read.
+    """Read `rows` rows, from `first` on, of the one LoDTensor in a file, and no other rows.
 
     Raises FileFormatError, naming file and variable, where the file is truncated or damaged, or
     holds another tensor.
@@ -149,7 +149,7 @@ def read_dense(reader: BoundedReader) -> np.ndarray:
 
 
 def _head(reader: BoundedReader) -> tuple[np.dtype[Any], tuple[int, ...]]:
-    """Read (dtype, shape) of a dense tensor, whose elements follow and are there."""
+    """Read (dtype, shape) of a dense tensor, and check that all elements follow."""
     version = reader.number("<I", "the version of the tensor")
     if version != 0:
         raise reader.refuse(f"unknown version {version} of the tensor, expected 0: this is no file of Fluid 1.x")
@@ -186,7 +186,7 @@ def read_tensor(reader: BoundedReader) -> Stored:
 
 
 def pass_tensor(reader: BoundedReader) -> tuple[np.dtype[Any], tuple[int, ...]]:
-    """Return (dtype, shape) of a LoDTensor, whose elements are passed over.
+    """Return (dtype, shape) of a LoDTensor, and skip the elements.
 
     Raises FileFormatError where the stream is truncated or contradicts itself.
     """
@@ -197,7 +197,7 @@ def pass_tensor(reader: BoundedReader) -> tuple[np.dtype[Any], tuple[int, ...]]:
 
 
 def _lod(reader: BoundedReader) -> list[list[int]]:
-    """Read the offsets of a LoDTensor, whose dense tensor follows."""
+    """Read the offsets of a LoDTensor, up to the beginning of the dense tensor."""
     _version(reader, "LoDTensor")
     levels = reader.number("<Q", "the number of lod levels")
     if levels > _MAX_LEVELS:
@@ -252,7 +252,7 @@ def write_tensors(file: BinaryIO, tensors: Sequence[Stored]) -> None:
 def load_tensors(
     path: str | os.PathLike[str], names: Sequence[str], selected_rows: frozenset[str] = frozenset()
 ) -> list[Stored]:
-    """Return the tensors of a file that holds exactly those of `names`, in that order.
+    """Return the tensors of a file that holds exactly the tensors of `names`, in that order.
 
     Args:
         selected_rows: the names among them that are stored as SelectedRows.

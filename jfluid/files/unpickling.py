@@ -1,4 +1,4 @@
-"""Reading pickles of arrays without running what they say.
+"""Reader of pickled arrays that runs no code of the pickle.
 
 A pickle is a program for a stack machine: it may call any function, let one byte stand for a
 container of any size, and nest without end. The machine here knows the instructions that arrays,
@@ -33,12 +33,13 @@ _NOTHING = object()
 
 
 class Refused(Exception):
-    """A pickle is damaged, holds something other than arrays and containers, or too much."""
+    """Error of a damaged or too large pickle, or of content other than arrays and containers."""
 
 
 def load(data: bytes) -> Any:
-    """Return what a pickle of protocol 2 or above holds: numbers, texts, bytes, arrays, and dicts,
-    lists and tuples of them.
+    """Return the content of a pickle of protocol 2 or above.
+
+    It may have numbers, texts, bytes, arrays, and dicts, lists and tuples.
 
     Raises Refused, which says why.
     """
@@ -151,7 +152,7 @@ def _scalar(machine: "_Machine", arguments: tuple[Any, ...]) -> Any:
 
 def _encode(machine: "_Machine", arguments: tuple[Any, ...]) -> bytes:
     if not arguments or type(arguments[0]) is not str or arguments[1:] not in ((), ("latin1",), ("latin-1",)):
-        raise Refused("bytes in another encoding than latin1")
+        raise Refused("bytes in an encoding other than latin1")
     return arguments[0].encode("latin1")
 
 
@@ -169,7 +170,7 @@ def _ordered(machine: "_Machine", arguments: tuple[Any, ...]) -> OrderedDict[Any
         or type(pairs) not in (list, tuple)
         or any(type(pair) not in (list, tuple) or len(pair) != 2 for pair in pairs)
     ):
-        raise Refused("an OrderedDict of something else than pairs")
+        raise Refused("an OrderedDict of items that are not pairs")
     machine.fill(found, [part for pair in pairs for part in pair])
     return found
 
@@ -187,10 +188,7 @@ _NAMES = {
     ("collections", "OrderedDict"): _Function(_ordered, keeps=True),
 }
 for _module in ("numpy.core.multiarray", "numpy._core.multiarray"):
-    _NAMES |= {
-        (_module, "_reconstruct"): _Function(_reconstruct),
-        (_module, "scalar"): _Function(_scalar),
-    }
+    _NAMES |= {(_module, "_reconstruct"): _Function(_reconstruct), (_module, "scalar"): _Function(_scalar)}
 
 
 # ---- the machine ---------------------------------------------------------------------------------
@@ -215,7 +213,7 @@ class _Machine:
         self.shared: set[int] = set()  # ids of the containers that were
 
     def run(self) -> Any:
-        """Return what the pickle holds, with arrays as _PendingArray."""
+        """Return the content of the pickle, with arrays as _PendingArray."""
         self._look_through()
         while (code := self._take(1)[0]) != _STOP:
             instruction = _INSTRUCTIONS[code]
@@ -225,8 +223,9 @@ class _Machine:
         return self._stack[0]
 
     def _look_through(self) -> None:
-        """Check instructions, lengths and numbers before anything is made, and note which memoized
-        values are never used, as most are not.
+        """Check instructions, lengths and numbers before any object is made; note memoized values that are never used.
+
+        Most memoized values are not used.
         """
         while (code := self._take(1)[0]) != _STOP:
             instruction = _INSTRUCTIONS.get(code)
@@ -248,7 +247,7 @@ class _Machine:
         """Return the number of the next memoized value."""
         index = self._known if index is None else index
         if index > self._known + 1:  # picklers count from 0, or from 1
-            raise Refused(f"it remembers something as number {index}, and {self._known} are known")
+            raise Refused(f"it memoizes a value as number {index}, and {self._known} are known")
         self._known = max(self._known, index + 1)
         return index
 
@@ -297,7 +296,7 @@ class _Machine:
         self._push(value, sys.getsizeof(value))
 
     def _pop(self, count: int) -> tuple[list[Any], int]:
-        """Return the values on top and their cost, which is given back where they are not kept."""
+        """Return the values on top and their cost, for a refund if the values are dropped."""
         begin = len(self._stack) - count
         if begin < (self._marks[-1] if self._marks else 0):
             raise Refused("it takes from an empty stack")
@@ -377,7 +376,7 @@ class _Machine:
     def put(self, index: int | None) -> None:
         index = self._remember(index)
         if not self._stack:
-            raise Refused("it remembers what is not there")
+            raise Refused("it memoizes a value that is not there")
         if index < len(self._used) and self._used[index]:
             self.spend(self._costs[-1] + _PLACE * (index + 1 - len(self._memo)))
             self._memo += [_NOTHING] * (index + 1 - len(self._memo))
@@ -408,7 +407,7 @@ class _Machine:
     def call(self, _: None) -> None:
         (function, arguments), cost = self._pop(2)
         if type(function) is not _Function or type(arguments) is not tuple:
-            raise Refused("a call of what is no function")
+            raise Refused("a call of a value that is no function")
         if type(made := function.call(self, arguments)) is _PendingArray:
             self._push(made, _ARRAY + _OBJECT)
         else:
@@ -432,9 +431,7 @@ class _Machine:
 
 
 class _Instruction(NamedTuple):
-    """An instruction of a pickle: what runs it, and what follows it (a number of a layout, or so
-    many bytes), else its argument.
-    """
+    """Instruction of a pickle: its handler, and its operand (a number of a layout, a byte count, or an argument)."""
 
     work: Callable[[_Machine, Any], None]
     layout: struct.Struct | None = None

@@ -119,9 +119,7 @@ def check_fits(var: Variable, value: np.ndarray, path: str) -> None:
 
 
 def chosen(
-    program: Program,
-    vars: Sequence[Variable | str] | None,
-    predicate: Callable[[Variable], bool] | None = None,
+    program: Program, vars: Sequence[Variable | str] | None, predicate: Callable[[Variable], bool] | None = None
 ) -> list[Variable]:
     """Return the variables to save or load, once each, in the program's order."""
     if vars is not None:
@@ -180,7 +178,7 @@ def save_vars(
 
 
 def write_persistables(files: FileSet, program: Program, filename: str | None) -> None:
-    """Write what `save_persistables` saves as files of a set."""
+    """Write the files of `save_persistables` as a set."""
     found = chosen(program, None, is_persistable)
     if filename is None:
         _write_each(files, found, read_scope(v.name for v in found))
@@ -219,7 +217,7 @@ def load_vars(
 
 
 def read_vars(files: Files, found: Sequence[Variable], filename: str | None) -> list[tuple[str, Stored]]:
-    """Return what `load_vars` puts into the scope, by name."""
+    """Return the values that `load_vars` puts into the scope, by name."""
     sparse = frozenset(v.name for v in found if v.type == VarType.SELECTED_ROWS)
     if filename is not None:
         found = sorted(found, key=lambda v: v.name)
@@ -239,7 +237,7 @@ def read_vars(files: Files, found: Sequence[Variable], filename: str | None) -> 
 
 
 def file_of(files: Files, name: str) -> str:
-    """Return the path of the file of variable `name` among those of a folder.
+    """Return the path of the file of variable `name` among the files of a folder.
 
     Raises FileFormatError for a name that leads out of it.
     """
@@ -265,5 +263,5 @@ def save_persistables(
 
 
 def works_with_servers(program: Program) -> bool:
-    """Return whether this is a trainer's program, some of whose variables parameter servers hold."""
+    """Return True for a trainer's program with variables that parameter servers hold."""
     return program.division is not None and all(op.type != "listen_and_serv" for op in program.global_block().ops)

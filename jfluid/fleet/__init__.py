@@ -1,4 +1,4 @@
-"""One API over the roles that the processes of a job have.
+"""Fleet: one API over the roles that the processes of a job have.
 
 Fluid's paths (`fluid.incubate.fleet...`) lead here.
 """

@@ -1,4 +1,4 @@
-"""Fleet and DistributedOptimizer: what all kinds of jobs share."""
+"""Fleet and DistributedOptimizer: the common base of all kinds of jobs."""
 
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
@@ -15,7 +15,7 @@ __all__ = ["DistributedOptimizer", "Fleet", "Mode"]
 
 
 class Mode:
-    """The kinds of fleets, as Fluid numbers them."""
+    """Kinds of fleets, with Fluid's numbers."""
 
     TRANSPILER = 1
     PSLIB = 2
@@ -23,7 +23,7 @@ class Mode:
 
 
 class Fleet:
-    """The processes of a job, seen from one of them. A subclass defines how they train together.
+    """Processes of a job, as seen from this process. A subclass defines the training.
 
     Methods other than `init` raise ProgramError before `init`.
 
@@ -74,7 +74,7 @@ class Fleet:
         return self._role.is_worker()
 
     def worker_endpoints(self, to_string: bool = False) -> list[str] | str:
-        """Return "ip:port" of each trainer, as a list, or with `to_string` as a text with commas between them."""
+        """Return "ip:port" of each trainer, as a list, or with `to_string` as a text with commas."""
         return ",".join(self._role.get_trainer_endpoints()) if to_string else self._role.get_trainer_endpoints()
 
     def server_num(self) -> int:
@@ -86,7 +86,7 @@ class Fleet:
         return self._role.server_index()
 
     def server_endpoints(self, to_string: bool = False) -> list[str] | str:
-        """Return "ip:port" of each parameter server, as a list, or with `to_string` as a text with commas between them."""
+        """Return "ip:port" of each parameter server, as a list, or with `to_string` as a text with commas."""
         return ",".join(self._role.get_pserver_endpoints()) if to_string else self._role.get_pserver_endpoints()
 
     def is_server(self) -> bool:
@@ -94,8 +94,9 @@ class Fleet:
         return self._role.is_server()
 
     def split_files(self, files: list[str]) -> list[str]:
-        """Return this trainer's share of a list of files: neighbours in the list, and one more for
-        the first trainers where the files cannot be divided evenly.
+        """Return this trainer's share of a list of files: neighbours in the list.
+
+        The first trainers get one file more if the files cannot be divided evenly.
 
         Raises TypeError when `files` is no list.
         """
@@ -129,7 +130,7 @@ class Fleet:
         raise self._missing("run_server")
 
     def stop_worker(self) -> None:
-        """Tell the others that this trainer has finished."""
+        """Tell the other processes that this trainer has finished."""
         raise self._missing("stop_worker")
 
     def distributed_optimizer(self, optimizer: Any, strategy: Any = None) -> "DistributedOptimizer":

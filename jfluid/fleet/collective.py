@@ -19,10 +19,10 @@ from jfluid.contrib.mixed_precision import decorate
 from jfluid.contrib.mixed_precision.decorator import OptimizerWithMixedPrecision
 from jfluid.executor import Executor
 from jfluid.files.variables import program_of
-from jfluid.fleet import checkpoint
+from jfluid.fleet import numbered_checkpoints
 from jfluid.fleet.base import DistributedOptimizer, Fleet, Mode
-from jfluid.fleet.checkpoint import TrainStatus
 from jfluid.fleet.filesystem import FS, LocalFS
+from jfluid.fleet.numbered_checkpoints import TrainStatus
 from jfluid.fleet.role_maker import PaddleCloudRoleMaker, RoleMakerBase
 from jfluid.ir.operator import Operator
 from jfluid.ir.program import Program, default_startup_program
@@ -54,7 +54,7 @@ class DistFCConfig:
 
 
 class DistributedStrategy(BuildStrategy):
-    """How the processes of a collective job train together: all fields of BuildStrategy, and these.
+    """Settings of a collective job: all fields of BuildStrategy, and the fields below.
 
     Attributes:
         mode: "nccl2": replicas of all processes run as one step, as by
@@ -119,8 +119,7 @@ class DistributedStrategy(BuildStrategy):
         )
 
     def collective(self) -> str | None:
-        """Return the collective mode, which operators in the program implement; None where one step
-        spans the processes.
+        """Return the collective mode, which operators in the program implement; None if one step spans the processes.
 
         Raises ProgramError for fields that contradict each other.
         """
@@ -165,7 +164,7 @@ class Collective(Fleet):
         self._transpiled_program: Program | None = None
 
     def init(self, role_maker: RoleMakerBase | None = None) -> None:
-        """Find out the role of this process, and connect to the others.
+        """Find the role of this process, and connect to all processes of the job.
 
         Call it before any program runs, unless the environment says where the others are, as `jfluid-launch`
         does.
@@ -185,11 +184,7 @@ class Collective(Fleet):
         processes.join(self._role.get_trainer_endpoints(), self.worker_index())
 
     def _needless(self, method: str) -> None:
-        warnings.warn(
-            f"fleet.{method}: a collective job has nothing to do there",
-            RuntimeWarning,
-            stacklevel=3,
-        )
+        warnings.warn(f"fleet.{method}: a collective job has nothing to do there", RuntimeWarning, stacklevel=3)
 
     def init_worker(self) -> None:
         """Warn, as Fluid does, that there is nothing to do in a collective job."""
@@ -214,7 +209,7 @@ class Collective(Fleet):
     def distributed_optimizer(
         self, optimizer: Any, strategy: DistributedStrategy | None = None
     ) -> "CollectiveOptimizer":
-        """Return an optimizer that trains with all processes: a CollectiveOptimizer, whose arguments these are."""
+        """Return an optimizer that trains with all processes: a CollectiveOptimizer of these arguments."""
         self._optimizer = found = CollectiveOptimizer(optimizer, strategy, self)
         return found
 
@@ -235,8 +230,9 @@ class Collective(Fleet):
         main_program: Program | None = None,
         export_for_deployment: bool = True,
     ) -> list[str]:
-        """Save by `fluid.io.save_inference_model`, whose arguments these are; the program is the
-        one before it was prepared for all processes.
+        """Save by `fluid.io.save_inference_model`, with the same arguments, the program before its preparation.
+
+        The preparation is that for all processes.
 
         Returns:
             The names of the targets.
@@ -255,29 +251,15 @@ class Collective(Fleet):
                 "are predicted (target_vars)"
             )
         return files.save_inference_model(
-            dirname,
-            feeded_var_names,
-            target_vars,
-            executor,
-            program,
-            export_for_deployment=export_for_deployment,
+            dirname, feeded_var_names, target_vars, executor, program, export_for_deployment=export_for_deployment
         )
 
     def save_persistables(
-        self,
-        executor: Executor,
-        dirname: str,
-        main_program: Program | None = None,
-        filename: str | None = None,
+        self, executor: Executor, dirname: str, main_program: Program | None = None, filename: str | None = None
     ) -> None:
-        """Save by `fluid.io.save_persistables`, whose arguments these are; the program is the one
-        before it was prepared for all processes.
-        """
+        """Save by `fluid.io.save_persistables`, with the same arguments, the program before its preparation."""
         files.save_persistables(
-            executor,
-            dirname,
-            self._program(main_program, self._origin_program, "save_persistables"),
-            filename,
+            executor, dirname, self._program(main_program, self._origin_program, "save_persistables"), filename
         )
 
     def save_check_point(
@@ -308,14 +290,14 @@ class Collective(Fleet):
         program = self._program(main_program, self._transpiled_program, "save_check_point")
 
         def write(folder: str) -> None:
-            self.save_persistables(executor, folder, program, checkpoint.PARAMETERS)
+            self.save_persistables(executor, folder, program, numbered_checkpoints.PARAMETERS)
 
         divided = _is_divided(program)
         if divided and not self.is_first_worker():
             with tempfile.TemporaryDirectory() as folder:
                 write(folder)  # what the first reads takes all of them
         else:
-            checkpoint.save(path, train_status, fs, local_cache_path, write)
+            numbered_checkpoints.save(path, train_status, fs, local_cache_path, write)
             if not remain_all_checkpoint:
                 self.clean_redundant_check_points(path, fs)
         if divided:
@@ -345,12 +327,12 @@ class Collective(Fleet):
         when there is none.
         """
         program = self._program(main_program, self._transpiled_program, "load_check_point")
-        found = checkpoint.load(
+        found = numbered_checkpoints.load(
             path,
             trainer_id,
             fs if fs is not None else LocalFS(),
             local_cache_path,
-            lambda folder: files.load_persistables(executor, folder, program, checkpoint.PARAMETERS),
+            lambda folder: files.load_persistables(executor, folder, program, numbered_checkpoints.PARAMETERS),
         )
         if found is None and not ignore_empty:
             raise errors.FileFormatError(f"{path}: there is no checkpoint")
@@ -362,14 +344,14 @@ class Collective(Fleet):
         Args:
             fs: the file system; that of this host when None.
         """
-        checkpoint.clean(root_path, fs if fs is not None else LocalFS(), checkpoint_num)
+        numbered_checkpoints.clean(root_path, fs if fs is not None else LocalFS(), checkpoint_num)
 
 
 fleet = Collective()
 
 
 class CollectiveOpBasedOptimizer(DistributedOptimizer):
-    """A DistributedOptimizer whose strategy must be a DistributedStrategy.
+    """DistributedOptimizer with a DistributedStrategy as its strategy.
 
     Raises TypeError for any other.
     """
@@ -392,12 +374,7 @@ class CollectiveOptimizer(DistributedOptimizer):
     itself.
     """
 
-    def __init__(
-        self,
-        optimizer: Any,
-        strategy: DistributedStrategy | None = None,
-        owner: Collective | None = None,
-    ):
+    def __init__(self, optimizer: Any, strategy: DistributedStrategy | None = None, owner: Collective | None = None):
         strategy = strategy if strategy is not None else DistributedStrategy()
         if not isinstance(strategy, DistributedStrategy):
             raise TypeError(f"strategy: expected a DistributedStrategy, found {type(strategy).__name__}")
@@ -411,7 +388,7 @@ class CollectiveOptimizer(DistributedOptimizer):
         self.print_config = False
 
     def _wrapped(self) -> Optimizer | OptimizerWithMixedPrecision:
-        """Return the optimizer, with recomputation and 16 bits where the strategy asks for them."""
+        """Return the optimizer, with recomputation and 16 bits if the strategy asks for either."""
         strategy, found = self._strategy, self._optimizer
         name = type(found).__name__
         if strategy.forward_recompute:
@@ -480,19 +457,12 @@ class CollectiveOptimizer(DistributedOptimizer):
         config.use_hierarchical_allreduce = self._strategy.use_hierarchical_allreduce
         config.hierarchical_allreduce_inter_nranks = self._strategy.hierarchical_allreduce_inter_nranks
         DistributeTranspiler(config).transpile(
-            index,
-            main,
-            trainers=",".join(endpoints),
-            startup_program=startup,
-            current_endpoint=endpoints[index],
+            index, main, trainers=",".join(endpoints), startup_program=startup, current_endpoint=endpoints[index]
         )
 
     def _compiled(self, main: Program, loss: str) -> CompiledProgram:
         strategy = self._strategy
-        strategy.num_trainers, strategy.trainer_id = (
-            self._fleet.worker_num(),
-            self._fleet.worker_index(),
-        )
+        strategy.num_trainers, strategy.trainer_id = (self._fleet.worker_num(), self._fleet.worker_index())
         strategy.trainers_endpoints = list(self._fleet._role.get_trainer_endpoints())
         return CompiledProgram(main).with_data_parallel(
             loss_name=loss, build_strategy=strategy, exec_strategy=strategy.exec_strategy

@@ -13,7 +13,7 @@ __all__ = ["BDFS", "FS", "LocalFS", "RemoteFS"]
 
 
 class FS:
-    """What checkpoints need of a file system.
+    """Interface of file systems for checkpoints.
 
     A subclass defines all methods; here they raise NotImplementedError.
     """
@@ -30,7 +30,7 @@ class FS:
         raise self._missing("ls_dir")
 
     def stat(self, fs_path: str) -> bool:
-        """Return whether there is such a file or folder."""
+        """Return True if the file or folder exists."""
         raise self._missing("stat")
 
     def upload(self, local_path: str, fs_path: str) -> None:
@@ -42,7 +42,7 @@ class FS:
         raise self._missing("download")
 
     def mkdir(self, fs_path: str) -> None:
-        """Make a folder and its parents, unless they exist."""
+        """Make a folder and its parents, unless the folder exists."""
         raise self._missing("mkdir")
 
     def mv(self, fs_src_path: str, fs_dst_path: str) -> None:
@@ -182,26 +182,21 @@ class RemoteFS(FS):
     @staticmethod
     @contextlib.contextmanager
     def _progress(description: str, size: int) -> Iterator[Any]:
-        """What fsspec tells how many bytes it has transferred."""
+        """Yield the callback to which fsspec reports transferred bytes."""
         from jfluid.fleet.transfer import BytesOfFiles
 
         with contextlib.closing(Transfer(description, size)) as transfer:
             yield BytesOfFiles(transfer)
 
     def _abandon_parts(self, fs_path: str) -> None:
-        """Have an object store drop the parts of files that were not uploaded whole: it keeps, and
-        bills, them otherwise.
-        """
+        """Let an object store drop the parts of incomplete uploads, which it keeps, and bills, otherwise."""
         if not hasattr(self._fs, "list_multipart_uploads"):
             return
         bucket, _, prefix = self._at(fs_path).partition("/")
         for upload in self._fs.list_multipart_uploads(bucket):
             if upload["Key"] == prefix or upload["Key"].startswith(f"{prefix}/"):
                 self._fs.call_s3(
-                    "abort_multipart_upload",
-                    Bucket=bucket,
-                    Key=upload["Key"],
-                    UploadId=upload["UploadId"],
+                    "abort_multipart_upload", Bucket=bucket, Key=upload["Key"], UploadId=upload["UploadId"]
                 )
 
     def download(self, fs_path: str, local_path: str) -> None:

@@ -51,7 +51,7 @@ class HDFSClient:
     # ---- the command ----
 
     def _run(self, *arguments: str, retries: int = 0) -> str | None:
-        """What a command writes; None where it fails, also after `retries` more times."""
+        """Return the output of a command; None if it fails, after `retries` more attempts."""
         for _ in range(retries + 1):
             done = subprocess.run([*self.pre_commands, *arguments], capture_output=True, text=True, check=False)
             if done.returncode == 0:
@@ -67,23 +67,23 @@ class HDFSClient:
     # ---- questions ----
 
     def is_exist(self, hdfs_path: str) -> bool:
-        """Whether there is such a file or folder."""
+        """Return True if the file or folder exists."""
         if self._fs is not None:
             return self._fs.stat(hdfs_path)
         return self._run("-test", "-e", hdfs_path) is not None
 
     def is_dir(self, hdfs_path: str) -> bool:
-        """Whether it is a folder."""
+        """Return True if the path is a folder."""
         if self._fs is not None:
             return self._fs.is_dir(hdfs_path)
         return self._run("-test", "-d", hdfs_path) is not None
 
     def is_file(self, hdfs_path: str) -> bool:
-        """Whether it is a file."""
+        """Return True if the path is a file."""
         return self.is_exist(hdfs_path) and not self.is_dir(hdfs_path)
 
     def ls(self, hdfs_path: str) -> list[str]:
-        """The paths of what is in a folder; none where there is no such folder."""
+        """Return the paths in a folder; none without the folder."""
         if not self.is_exist(hdfs_path):
             return []
         if self._fs is None:
@@ -94,8 +94,9 @@ class HDFSClient:
         return [os.path.join(hdfs_path, name) for name in sorted([*folders, *files])]
 
     def lsr(self, hdfs_path: str, only_file: bool = True, sort: bool = True) -> list[str]:
-        """The paths of all files below a folder, with `only_file=False` of folders too; `sort`: the
-        oldest first (by fsspec in the order of their names).
+        """Return the paths of all files below a folder; with `only_file=False` also of folders.
+
+        With `sort` the oldest come first (by fsspec in the order of their names).
         """
         if self._fs is None:
             found = self._listed("-ls", "-R", hdfs_path) if self.is_exist(hdfs_path) else []
@@ -109,7 +110,7 @@ class HDFSClient:
         return paths
 
     def cat(self, hdfs_path: str) -> str:
-        """The text of a file; "" where there is none."""
+        """Return the text of a file; "" without the file."""
         if not self.is_file(hdfs_path):
             return ""
         if self._fs is not None:
@@ -142,19 +143,13 @@ class HDFSClient:
         os.makedirs(local_path, exist_ok=True)
 
     def makedirs(self, hdfs_path: str) -> bool:
-        """Make a folder and its parents, unless they exist."""
+        """Make a folder and its parents, unless the folder exists."""
         if self._fs is not None:
             self._fs.mkdir(hdfs_path)
             return True
         return self._run("-mkdir", "-p", hdfs_path) is not None
 
-    def upload(
-        self,
-        hdfs_path: str,
-        local_path: str,
-        overwrite: bool = False,
-        retry_times: int | None = None,
-    ) -> bool:
+    def upload(self, hdfs_path: str, local_path: str, overwrite: bool = False, retry_times: int | None = None) -> bool:
         """Copy a file of this host into a folder, which is made if need be; onto one that exists only with `overwrite`.
 
         A command that fails is tried `retry_times` (5) more times.
@@ -169,12 +164,7 @@ class HDFSClient:
             self._fs.upload(local_path, target)
             return True
         return (
-            self._run(
-                "-put",
-                local_path,
-                target,
-                retries=self.retries if retry_times is None else retry_times,
-            )
+            self._run("-put", local_path, target, retries=self.retries if retry_times is None else retry_times)
             is not None
         )
 
@@ -210,14 +200,14 @@ class HDFSClient:
         return True
 
     def _got(self, hdfs_path: str, copy: str) -> bool:
-        """Whether the command has copied a file; it copies onto none that is there."""
+        """Return True if the command has copied a file; an existing copy is removed first, since the command keeps it."""
         if os.path.exists(copy):
             os.remove(copy)
         return self._run("-get", hdfs_path, copy) is not None
 
     @staticmethod
     def split_files(files: Sequence[str], trainer_id: int, trainers: int) -> list[str]:
-        """The files of one of several trainers: every so many."""
+        """Return the files of one trainer: every `trainers`-th file."""
         return list(files)[trainer_id::trainers]
 
     def upload_dir(self, dest_dir: str, local_dir: str, overwrite: bool = False) -> bool:
@@ -231,12 +221,7 @@ def _check_client(client: Any) -> None:
 
 
 def multi_download(
-    client: HDFSClient,
-    hdfs_path: str,
-    local_path: str,
-    trainer_id: int,
-    trainers: int,
-    multi_processes: int = 5,
+    client: HDFSClient, hdfs_path: str, local_path: str, trainer_id: int, trainers: int, multi_processes: int = 5
 ) -> list[str]:
     """Copy this trainer's share of the files below a folder to this host, several at a time.
 

@@ -1,4 +1,4 @@
-"""Role makers: they say which process of a job this is, and where the others are."""
+"""Role makers: the role of this process in a job, and the endpoints of the other processes."""
 
 import socket
 import warnings
@@ -28,7 +28,7 @@ _REDUCTIONS: dict[str, Callable[..., Any]] = {"sum": np.sum, "min": np.min, "max
 
 
 class Role:
-    """The roles of processes: WORKER (a trainer) and SERVER, as Fluid numbers them."""
+    """Roles of processes: WORKER (a trainer) and SERVER, with Fluid's numbers."""
 
     WORKER = 1
     SERVER = 2
@@ -80,11 +80,11 @@ class RoleMakerBase:
         return self._known()._trainers_num
 
     def worker_index(self) -> int:
-        """Return the number of this process among those of its role, from 0."""
+        """Return the number of this process among the trainers, from 0."""
         return self._known()._current_id
 
     def server_index(self) -> int:
-        """Return the number of this process among those of its role, from 0."""
+        """Return the number of this process among the servers, from 0."""
         return self._known()._current_id
 
     def get_trainer_endpoints(self) -> list[str]:
@@ -126,7 +126,7 @@ class RoleMakerBase:
         return list(self._gather(input, "all_gather").tolist())
 
     def all_reduce_worker(self, input: Any, output: Any, mode: str = "sum") -> None:
-        """Reduce numbers over all trainers, element by element. All of them must call it.
+        """Reduce numbers over all trainers, element by element. All trainers must call it.
 
         Args:
             input: a list or an array, of the same shape in all trainers.
@@ -175,7 +175,7 @@ def _number(environment: "RoleVariables", field: str, below: int) -> int:
 
 
 def _place_of_server(environment: "RoleVariables", endpoints: Sequence[str]) -> int:
-    """Return the server's number, which follows from its own endpoint."""
+    """Return the server's number, which follows from the endpoint of this process."""
     own = f"{environment.required('host')}:{environment.required('port')}"
     if own not in endpoints:
         raise errors.ProgramError(
@@ -252,7 +252,7 @@ class PaddleCloudRoleMaker(RoleMakerBase):
 
 
 class GeneralRoleMaker(RoleMakerBase):
-    """The role that environment variables say, in a job with parameter servers whose trainers can reach each other.
+    """Role from environment variables, in a job with parameter servers and connected trainers.
 
     The variables are PADDLE_PSERVERS_IP_PORT_LIST, PADDLE_TRAINER_ENDPOINTS, TRAINING_ROLE (TRAINER
     or PSERVER), PADDLE_TRAINER_ID of a trainer, PADDLE_PSERVER_ID (or POD_IP and PADDLE_PORT) of a
@@ -265,14 +265,7 @@ class GeneralRoleMaker(RoleMakerBase):
             warning, and any other raises ProgramError.
     """
 
-    _FLUIDS = (
-        "hdfs_name",
-        "hdfs_ugi",
-        "path",
-        "http_ip_port",
-        "init_timeout_seconds",
-        "run_timeout_seconds",
-    )
+    _FLUIDS = ("hdfs_name", "hdfs_ugi", "path", "http_ip_port", "init_timeout_seconds", "run_timeout_seconds")
 
     def __init__(self, **kwargs: Any):
         super().__init__()
@@ -321,11 +314,10 @@ class GeneralRoleMaker(RoleMakerBase):
 
 
 class MPISymetricRoleMaker(GeneralRoleMaker):
-    """The role that MPI's variables say: of each pair of processes the first is a parameter server
-    and the second a trainer, as in Fluid.
+    """Role from MPI's variables: of each pair of processes the first is a parameter server, the second a trainer.
 
-    The variables are those of Open MPI (OMPI_COMM_WORLD_RANK and _SIZE), or of MPICH and Intel MPI
-    (PMI_RANK, PMI_SIZE); mpi4py is not needed. They do not tell the addresses of hosts, so that all
+    The pairs are Fluid's. The variables are those of Open MPI (OMPI_COMM_WORLD_RANK and _SIZE), or of MPICH and Intel
+    MPI (PMI_RANK, PMI_SIZE); mpi4py is not needed. They do not tell the addresses of hosts, so that all
     processes must be on this one; `mpirun jfluid-launch` starts jobs of several hosts.
 
     `generate_role` raises ProgramError outside of MPI and for an odd number of processes,
@@ -405,10 +397,7 @@ class UserDefinedRoleMaker(RoleMakerBase):
         self._role = role
         self._trainers_num = _checked_number("worker_num", worker_num, 1)
         self._current_id = _checked_number(
-            "current_id",
-            current_id,
-            0,
-            len(self._server_endpoints) if role == Role.SERVER else None,
+            "current_id", current_id, 0, len(self._server_endpoints) if role == Role.SERVER else None
         )
 
     def _generate(self) -> None:

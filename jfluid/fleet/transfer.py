@@ -1,4 +1,4 @@
-"""How far fsspec has come with an upload or a download."""
+"""Progress of fsspec's uploads and downloads."""
 
 from typing import Any
 
@@ -8,16 +8,14 @@ from jfluid.progress import Transfer
 
 
 class BytesOfFiles(Callback):  # type: ignore[misc] # fsspec has no types
-    """What fsspec is given to report an upload or download of several files: their bytes are
-    counted in a Transfer, and not the files.
-    """
+    """fsspec callback that counts the bytes of several files in a Transfer, rather than the files."""
 
     def __init__(self, transfer: Transfer):
         super().__init__()
         self._transfer = transfer
 
     def branched(self, path_1: str, path_2: str, **kwargs: Any) -> Callback:
-        """Return what is given the bytes of one of the files."""
+        """Return the callback for the bytes of a file."""
         return _BytesOfFile(self._transfer)
 
 

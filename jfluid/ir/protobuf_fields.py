@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 from google.protobuf.message import DecodeError
 
 VARINT, FIXED64, BYTES, FIXED32 = 0, 1, 2, 5
+_SIZES = {FIXED64: 8, FIXED32: 4, BYTES: -1}  # the size of a bytes field precedes its value
 
 
 class Field(NamedTuple):
@@ -24,6 +25,9 @@ class Field(NamedTuple):
 def fields(data: memoryview, most: int | None = None) -> Iterator[Field]:
     """Yield the fields of a serialized message, in order.
 
+    Each byte of a tag or length is read once, since the sender may change data in shared memory: a value
+    always lies within `data`.
+
     Raises DecodeError for invalid data, or more than `most` fields.
     """
     at = count = 0
@@ -33,16 +37,13 @@ def fields(data: memoryview, most: int | None = None) -> Iterator[Field]:
         count += 1
         if most is not None and count > most:
             raise DecodeError(f"more than {most} parts")
-        key, at = (data[at], at + 1) if data[at] < 128 else _varint(data, at)
+        key, at = _varint(data, at)
         kind = key & 7
         value: Any
         if kind == VARINT:
             value, at = _varint(data, at)
-        elif kind == BYTES:
-            size, at = (data[at], at + 1) if at < end and data[at] < 128 else _varint(data, at)
-            value, at = data[at : at + size], at + size
-        elif kind in (FIXED32, FIXED64):
-            size = 4 if kind == FIXED32 else 8
+        elif kind in _SIZES:
+            size, at = _varint(data, at) if kind == BYTES else (_SIZES[kind], at)
             value, at = data[at : at + size], at + size
         else:
             raise DecodeError(f"a field of kind {kind}")
@@ -59,7 +60,7 @@ def _varint(data: memoryview, at: int) -> tuple[int, int]:
             break
         byte = data[at]
         at += 1
-        result |= (byte & 127) << shift
         if byte < 128:
-            return result, at
+            return result | byte << shift, at
+        result |= (byte & 127) << shift
     raise DecodeError("a number does not end")

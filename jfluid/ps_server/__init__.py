@@ -1,18 +1,21 @@
-"""Parameter servers: tables of rows by id that are larger than a trainer's memory, and the calls that reach them.
+"""Parameter servers: tables of rows by id, larger than a trainer's memory, and the calls to the servers.
 
 | module | holds |
 |---|---|
-| `validation`, `specs` | what a table is: width, initializer, optimizer, entry rule; plain data, checked |
-| `optimizers` | the definition of each optimizer: its settings, its update of a row, Fluid's operator of it |
+| `validation`, `specs` | the definition of a table: width, initializer, optimizer, entry rule; checked plain data |
+| `optimizers` | the definition of each optimizer: settings, update of a row, Fluid's operator |
 | `update_rule` | a definition with settings, as tables and blocks use it; the learning rates of earlier steps |
 | `kernels`, `row_initializers` | compiled loops: index and pages, initial values of rows |
-| `shard`, `table_state`, `table`, `table_view` | `SparseTable`: int64 id -> row, in shards with a lock each; a view of it |
+| `shard`, `table_state`, `table`, `table_view` | `SparseTable`: int64 id -> row, in shards with a lock each; its views |
 | `dense` | `DenseBlock`: a slice of a dense parameter |
-| `snapshot` | files of a consistent view of a server |
-| `ps.proto`, `wire`, `zero_copy`, `service`, `connection`, `server_connections`, `client`, `server` | the calls |
-| `directory`, `sharded_pull` | of a client: the owners of rows and blocks; a pull from all servers |
+| `snapshot`, `snapshot_reassembly`, `reshard` | files of a consistent view; variables from the pieces of all servers |
+| `ps.proto`, `wire`, `zero_copy` | messages, and arrays in messages |
+| `service`, `server` | the calls on a server, and the process |
+| `client`, `server_connections`, `connection` | the calls of a trainer: to all servers, and to one with retries and repair |
+| `transport`, `grpc_transport`, `shared_memory`, `pipe_calls`, `socket_channels` | how a call reaches a server |
+| `served_channels` | fast channels on a server |
+| `directory`, `sharded_pull`, `sharded_push` | of a client: the owners of rows and blocks; pulls and pushes of all servers |
 | `sync_rounds` | the trainers of a job as one server sees them: membership, barriers, rounds of synchronous training |
-| `shared_memory` | large messages between processes of one machine |
 | `replay_log` | acknowledged calls that a restored server may lack |
 | `capacity` | memory for new rows, and the caps of tables and servers |
 

@@ -41,24 +41,9 @@ def _parser() -> argparse.ArgumentParser:
         metavar="FILE",
         help=f"has the job's secret, for its owner only (default: the variable {secret.VARIABLE}, or this user's secret)",
     )
-    add(
-        "--tables",
-        type=Path,
-        metavar="FILE",
-        help="YAML or JSON: {tables: [...], blocks: [...]} to begin with",
-    )
-    add(
-        "--restore",
-        type=Path,
-        metavar="FOLDER",
-        help="begin with the newest complete snapshot in this folder",
-    )
-    add(
-        "--save-root",
-        type=Path,
-        metavar="FOLDER",
-        help="write and read snapshots below this folder only",
-    )
+    add("--tables", type=Path, metavar="FILE", help="YAML or JSON: {tables: [...], blocks: [...]} to begin with")
+    add("--restore", type=Path, metavar="FOLDER", help="begin with the newest complete snapshot in this folder")
+    add("--save-root", type=Path, metavar="FOLDER", help="write and read snapshots below this folder only")
     add(
         "--silence",
         type=float,
@@ -70,7 +55,7 @@ def _parser() -> argparse.ArgumentParser:
         "--on-silence",
         choices=["fail", "leave out"],
         default=defaults.on_silence,
-        help="what a silent trainer means for the job",
+        help="the effect of a silent trainer on the job",
     )
     add(
         "--start",
@@ -80,27 +65,17 @@ def _parser() -> argparse.ArgumentParser:
         help="with --restore: a trainer not heard for longer from the beginning is silent (%(default)g)",
     )
     add("--end-with-trainers", action="store_true", help="end when all trainers have left")
-    add(
-        "--max-rows",
-        type=int,
-        metavar="ROWS",
-        help="refuse new rows beyond so many in all tables together",
-    )
+    add("--max-rows", type=int, metavar="ROWS", help="refuse new rows above this number in all tables together")
     add(
         "--max-bytes",
         type=int,
         metavar="BYTES",
-        help="refuse new rows beyond so many bytes in all tables together",
+        help="refuse new rows above this number of bytes in all tables together",
     )
     add("--metrics-port", type=int, metavar="PORT", help="answer Prometheus on this port")
     add("--tls-certificate", type=Path, metavar="PEM")
     add("--tls-key", type=Path, metavar="PEM")
-    add(
-        "--tls-clients",
-        type=Path,
-        metavar="PEM",
-        help="clients need a certificate of these authorities",
-    )
+    add("--tls-clients", type=Path, metavar="PEM", help="clients need a certificate of these authorities")
     return parser
 
 
@@ -110,7 +85,7 @@ class _Beginning(validation.Spec):
 
 
 def _store(options: argparse.Namespace) -> tuple[Store, Manifest | None]:
-    """What the server begins with, and what it was restored from."""
+    """Return the store that the server begins with, and the source of the restore."""
     store = Store()
     if options.tables is not None:
         beginning = validation.read(_Beginning, read_yaml(options.tables), str(options.tables))
@@ -126,7 +101,7 @@ def _store(options: argparse.Namespace) -> tuple[Store, Manifest | None]:
 
 
 class _Formatter(logging.Formatter):
-    """Writes lines of the log, with names and messages of others as terminals may have them."""
+    """Formatter of log lines that escapes names and messages of other processes for terminals."""
 
     def format(self, record: logging.LogRecord) -> str:
         """Return a record as text."""

@@ -50,7 +50,7 @@ Metadata = tuple[tuple[str, bytes], ...]
 
 
 def decode_proof(data: bytes) -> tuple[bytes, int, bytes]:
-    """Return (the session's nonce, the call's number, its MAC) in what a call brings.
+    """Return (nonce of the session, number of the call, MAC) from the proof of a call.
 
     Raises MessageError.
     """
@@ -73,17 +73,16 @@ def _mac(key: bytes, what: bytes, *parts: bytes) -> bytes:
 
 
 class _Keys:
-    """What both sides of a session compute."""
+    """Keys that both sides of a session compute."""
 
     def __init__(self, key: bytes, nonce: bytes, challenge: bytes):
         self.nonce = nonce
         self._key = _mac(key, b"session", nonce, challenge)
 
     def macs(self, number: int, path: str) -> tuple[bytes, bytes]:
-        """Return what a call brings, and what its answer brings: the halves of one MAC, neither of
-        which tells the other.
+        """Return the proof of a call and the proof of the answer: the halves of one MAC.
 
-        BLAKE2b with a key takes 2 microseconds where HMAC takes 10 to 15.
+        Neither half reveals the other. BLAKE2b with a key takes 2 microseconds; HMAC takes 10 to 15.
         """
         message = number.to_bytes(8, "little") + path.encode()
         both = hashlib.blake2b(message, key=self._key, digest_size=2 * _MAC_SIZE).digest()
@@ -94,7 +93,7 @@ class _Keys:
 
 
 class _AtOnce(ThreadPoolExecutor):
-    """Runs what never waits in the thread that has taken the call: it is answered whatever the pool does."""
+    """Executor that runs a function at once, in the thread that has taken the call, for calls that never wait."""
 
     def submit(self, function: Callable[..., Any], /, *arguments: Any, **named: Any) -> "Future[Any]":
         future: Future[Any] = Future()
@@ -105,12 +104,10 @@ class _AtOnce(ThreadPoolExecutor):
         return future
 
 
-def _at_once(
-    answer: Callable[[Iterator[bytes], grpc.ServicerContext], bytes],
-) -> grpc.RpcMethodHandler:
-    """A handler that answers when the headers are there.
+def _at_once(answer: Callable[[Iterator[bytes], grpc.ServicerContext], bytes]) -> grpc.RpcMethodHandler:
+    """Return a handler that answers when the headers are there.
 
-    As one of a stream it gets no message that it did not ask for.
+    The handler is that of a stream: so gRPC delivers no message that the handler did not ask for.
     """
     answer.experimental_thread_pool = _AtOnce(1)  # type: ignore[attr-defined]
     return grpc.stream_unary_rpc_method_handler(answer)
@@ -152,8 +149,7 @@ class Guard(grpc.ServerInterceptor):
             nonce = _value(context.invocation_metadata(), NONCE)
             if len(nonce) != _NONCE_SIZE:
                 context.abort(
-                    grpc.StatusCode.INVALID_ARGUMENT,
-                    f"{NONCE}: expected {_NONCE_SIZE} bytes, found {len(nonce)}",
+                    grpc.StatusCode.INVALID_ARGUMENT, f"{NONCE}: expected {_NONCE_SIZE} bytes, found {len(nonce)}"
                 )
             return _BEGUN.pack(self._challenge, _mac(self._key, b"server", nonce, self._challenge))
 
@@ -167,7 +163,7 @@ class Guard(grpc.ServerInterceptor):
         self._begin, self._refuse = _at_once(begin), _at_once(refuse)
 
     def _forget(self) -> None:
-        """With another challenge no earlier proof is good."""
+        """Choose a new challenge, which makes all earlier proofs invalid."""
         self._challenge = secrets.token_bytes(_CHALLENGE_SIZE)
         self._sessions: dict[bytes, _Session] = {}
 
@@ -181,7 +177,7 @@ class Guard(grpc.ServerInterceptor):
         return handler and _answering(handler, ((PROOF, proven),))
 
     def _proven(self, proof: bytes, path: str) -> bytes | None:
-        """The proof that goes with the answer to a call, or None for a call that has to be refused."""
+        """Return the proof that goes with the answer to a call, or None to refuse the call."""
         try:
             nonce, number, mac = decode_proof(proof)
         except errors.MessageError:
@@ -203,7 +199,7 @@ def _value(metadata: Any, key: str) -> bytes:
 
 
 def _answering(handler: grpc.RpcMethodHandler, metadata: Metadata) -> grpc.RpcMethodHandler:
-    """A handler whose answers, and refusals, carry metadata."""
+    """Return a handler that adds metadata to the answers and refusals of `handler`."""
     function = handler.stream_stream or handler.unary_unary
 
     def answer(request: Any, context: grpc.ServicerContext) -> Any:
@@ -221,14 +217,14 @@ def _answering(handler: grpc.RpcMethodHandler, metadata: Metadata) -> grpc.RpcMe
 
 
 class _Numbered(_Keys):
-    """A session of this client, and the numbers of its calls."""
+    """Session of this client that numbers its calls."""
 
     def __init__(self, key: bytes, nonce: bytes, challenge: bytes):
         super().__init__(key, nonce, challenge)
         self._numbers = itertools.count(1)
 
     def next(self, path: str) -> tuple[Metadata, bytes]:
-        """Return what the next call of a method brings, and what its answer has to."""
+        """Return the metadata of the next call of a method, and the proof that its answer must have."""
         number = next(self._numbers)
         mac, answer = self.macs(number, path)
         return ((PROOF, _PROOF.pack(self.nonce, number, mac)),), answer
@@ -254,9 +250,9 @@ class Session:
         self._current: _Numbered | None = None
 
     def unary(self, path: str, read: Callable[[bytes], Any]) -> "Unary":
-        """Return a method: its reply to a serialized request within so many seconds.
+        """Return a function that sends one serialized request and returns the reply within `timeout_s` seconds.
 
-        It raises RpcError, and ServerError when the server does not prove itself.
+        The function raises RpcError, and ServerError when the server does not prove itself.
         """
         method = self._channel.unary_unary(path, None, read)
 
@@ -313,11 +309,11 @@ class Session:
         return self._current
 
     def renew(self) -> None:
-        """Begin another session: the server does not know this one (any more)."""
+        """Begin a new session with the next call: the server does not know the current one."""
         self._current = None
 
     def _check_refusal(self, error: Any, expected: bytes) -> None:
-        """What the service says must come with a proof; what gRPC itself says has none."""
+        """Check the proof of a refusal by the service; a failure that gRPC itself reports has none."""
         if error.code() in _OF_THE_SERVICE:
             self._check(error, expected)
 
@@ -328,6 +324,6 @@ class Session:
 
     def _stranger(self) -> errors.ServerError:
         return errors.ServerError(
-            f"server {self._endpoint}: it does not prove that it has the job's secret: it is none of "
-            f"this job, or was given another {VARIABLE} than this process"
+            f"server {self._endpoint}: it does not prove that it has the job's secret: it belongs to a "
+            f"different job, or was given a different {VARIABLE}"
         )

@@ -23,13 +23,13 @@ ROW_OVERHEAD = 24
 
 
 class Groups(NamedTuple):
-    """Ids by shard: order[starts[i]:starts[i + 1]] are the positions, ascending, of those of shard number i."""
+    """Ids by shard: order[starts[i]:starts[i + 1]] are the ascending positions of the ids of shard i."""
 
     order: Array
     starts: Array
 
     def parts(self, most: int = 1 << 62) -> Iterator[tuple[int, Array]]:
-        """Return (number of a shard, positions of some of its ids, at most `most`), by shard, ascending."""
+        """Yield (shard, ascending positions of at most `most` ids of the shard), by shard."""
         for number in np.flatnonzero(self.starts[1:] > self.starts[:-1]).tolist():
             positions = self.order[self.starts[number] : self.starts[number + 1]]
             if len(positions) <= most:
@@ -40,7 +40,7 @@ class Groups(NamedTuple):
 
 
 class Reservations:
-    """The memory of a table's shards: how many rows it is enough for, and how many of them pending calls have reserved.
+    """Memory of a table's shards: the rows that it is enough for, and the rows that pending calls have reserved.
 
     Attributes:
         state: int64 [3, shards]: COUNT, LIMIT and HELD of each shard.
@@ -52,9 +52,9 @@ class Reservations:
         self.lock = threading.Lock()
 
     def hold(self, shards: Sequence[Shard], ids: Array, groups: Groups) -> Array:
-        """Reserve memory for those of `ids` that have no row yet; returns what to `release`.
+        """Reserve memory for the ids without a row; return the reservation for `release`.
 
-        Raises MemoryError and what `Shard.make_room` raises: then nothing is reserved.
+        Raises MemoryError, and the errors of `Shard.make_room`: then nothing is reserved.
         """
         more = np.empty(len(shards), np.int64)
         with self.lock:
@@ -67,7 +67,7 @@ class Reservations:
             return more
 
     def release(self, more: Array) -> None:
-        """Give back what `hold` reserved, when its calls have ended."""
+        """Release a reservation of `hold` at the end of the calls."""
         with self.lock:
             kernels.release(self.state, more)
 
@@ -110,7 +110,7 @@ class Cap:
 
     @property
     def bounded(self) -> bool:
-        """Whether there is a bound."""
+        """True if there is a bound."""
         return self.most_rows is not None or self.most_bytes is not None
 
     def check(self, most: Size, exact: Callable[[], Size]) -> None:

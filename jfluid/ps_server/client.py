@@ -21,31 +21,51 @@ from jfluid.ps_server import ps_pb2 as pb
 from jfluid.ps_server.connection import credentials_of
 from jfluid.ps_server.directory import Block, Directory, RowRange
 from jfluid.ps_server.errors import TooLargeError
-from jfluid.ps_server.lanes import BegunPush, BegunPushes
 from jfluid.ps_server.server_connections import ServerConnections
-from jfluid.ps_server.sharded_pull import (
-    PulledRows,
-    PullResult,
-    RowRequest,
-    ShardedPull,
-    checked_ids,
-)
+from jfluid.ps_server.sharded_pull import PulledRows, PullResult, RowRequest, ShardedPull, checked_ids
 from jfluid.ps_server.sharded_push import add_pushes
-from jfluid.ps_server.shared_memory import SMALLEST
 from jfluid.ps_server.store import Change
 from jfluid.ps_server.zero_copy import IncomingPullReply, OutgoingRequest
 
-__all__ = [
-    "Client",
-    "PullResult",
-    "PulledRows",
-    "RowRange",
-    "RowRequest",
-    "credentials_of",
-    "widths_of",
-]
+__all__ = ["Client", "PullResult", "PulledRows", "RowRange", "RowRequest", "credentials_of", "widths_of"]
 
 Array = np.ndarray[Any, Any]
+
+
+class _ShardedCall:
+    """A push, a pull, or both, with a request to each server.
+
+    Args:
+        blocks: names of the blocks to pull.
+        or_no_rows: if a server refuses rows, repeat the call without rows.
+
+    Attributes:
+        begin: the time at which the call was made, for Client.seconds.
+        pull: merges the replies.
+        waits: the call belongs to a round, in which every server waits for every trainer.
+        trains: the call is of a trainer; False for a pull that changes nothing.
+    """
+
+    def __init__(
+        self, directory: Directory, servers: int, blocks: Sequence[str] = (), or_no_rows: bool = False
+    ) -> None:
+        self.begin = time.perf_counter()
+        self.requests = [OutgoingRequest() for _ in range(servers)]
+        self.pull = ShardedPull(directory, self.requests, blocks)
+        self.or_no_rows, self.waits, self.trains = or_no_rows, False, True
+
+    def push_in_round(self, round: int, state: bytes, hold: bool = False) -> None:
+        """Push for a round: every server waits for every trainer. Round 0 stands for none."""
+        self.requests[0].push.message.state = state
+        self.waits = bool(round)
+        for request in self.requests if round else ():
+            request.push.message.round, request.push.message.hold = round, hold
+
+    def pull_in_round(self, round: int, confirm: bool = False) -> None:
+        """Pull after a round. Round 0 stands for none."""
+        self.waits = bool(round)
+        for request in self.requests if round else ():
+            request.pull.round, request.pull.confirm = round, confirm
 
 
 class Client:
@@ -132,11 +152,9 @@ class Client:
     # ---- tables and blocks -----------------------------------------------------------------------
 
     def create(
-        self,
-        tables: Sequence[specs.TableSpec] = (),
-        blocks: Mapping[int, Sequence[specs.BlockSpec]] | None = None,
+        self, tables: Sequence[specs.TableSpec] = (), blocks: Mapping[int, Sequence[specs.BlockSpec]] | None = None
     ) -> None:
-        """Create tables on all servers, and the blocks of each server number, unless they exist.
+        """Create tables on all servers, and the blocks of each server number, unless these exist.
 
         Every trainer does this, with the same specs: it also tells the client which server owns
         which block.
@@ -166,8 +184,10 @@ class Client:
                 self.place_block(spec.name, number, spec.shape)
 
     def place_block(self, name: str, server: int, shape: Sequence[int], there: str = "") -> None:
-        """Tell the client which server owns a block that the server created itself, and its name
-        `there` if that differs.
+        """Record the server of a block that the server created itself.
+
+        Args:
+            there: the name of the block at the server, if that differs.
         """
         self._directory.blocks[name] = Block(server, there or name, tuple(shape))
 
@@ -204,18 +224,11 @@ class Client:
             or_no_rows: where rows are refused, do the rest, and return none: asking for them alone
                 says why.
         """
-        begin = time.perf_counter()
-        requests, pull = self._request(rows or {}, blocks, or_no_rows)
-        return self._send(
-            begin,
-            requests,
-            pull,
-            round,
-            pulls=True,
-            train=train,
-            held=confirm,
-            or_no_rows=or_no_rows,
-        )
+        call = _ShardedCall(self._directory, len(self._connections), blocks, or_no_rows)
+        call.pull.add_rows(call.requests, rows or {}, or_none=or_no_rows)
+        call.pull_in_round(round, confirm)
+        call.trains = train and any(request.pulls for request in call.requests)
+        return self._send(call)
 
     def push(
         self,
@@ -245,18 +258,10 @@ class Client:
             state: of a round: the state that only this trainer has (see trainer_state), for server
                 0 to store.
         """
-        begin = time.perf_counter()
-        requests = [OutgoingRequest() for _ in self._connections]
-        requests[0].push.message.state = state
-        add_pushes(self._directory, requests, rows or {}, blocks or {}, learning_rate, change, merged)
-        self._send(
-            begin,
-            requests,
-            ShardedPull(self._directory, requests, ()),
-            round,
-            pushes=True,
-            held=hold,
-        )
+        call = _ShardedCall(self._directory, len(self._connections))
+        add_pushes(self._directory, call.requests, rows or {}, blocks or {}, learning_rate, change, merged)
+        call.push_in_round(round, state, hold)
+        self._send(call)
 
     def exchange(
         self,
@@ -275,64 +280,17 @@ class Client:
 
         A server that refuses the pull has applied nothing of the push, unless `or_no_rows`.
         """
-        begin = time.perf_counter()
-        requests, pull = self._request(pull_rows, pull_blocks, or_no_rows)
-        requests[0].push.message.state = state
-        add_pushes(self._directory, requests, push_rows, push_blocks, learning_rate, change, merged)
-        return self._send(begin, requests, pull, round, pushes=True, pulls=True, or_no_rows=or_no_rows)
-
-    def begin_push(
-        self,
-        rows: Mapping[str, tuple[Array, Array]],
-        blocks: Mapping[str, Array],
-        round: int = 0,
-        state: bytes = b"",
-        merged: bool = False,
-        pull_blocks: Sequence[str] = (),
-    ) -> BegunPushes | None:
-        """Begin to push gradients to all servers, for `exchange_begun` to go on with: the arrays are to
-        stay as they are until then. None where they are few, or a server has no way past gRPC for
-        them now: then nothing was sent. The other arguments are those of `push`.
-
-        Args:
-            pull_blocks: what `exchange_begun` is to return: servers send it when they have applied the
-                gradients.
-        """
-        arrays = [*(values for _, values in rows.values()), *blocks.values()]
-        if sum(array.nbytes for array in arrays) < SMALLEST:
-            return None
-        requests, pull = self._request({}, pull_blocks, or_no_rows=False)
-        requests[0].push.message.state = state
-        add_pushes(self._directory, requests, rows, blocks, None, Change.GRADIENT, merged)
-        return self._connections.begin(requests, pull, round)
-
-    def exchange_begun(
-        self,
-        begun: BegunPushes,
-        rows: Mapping[str, Array],
-        or_no_rows: bool = False,
-    ) -> PullResult:
-        """Do what `exchange` does, where the push, which says what blocks are pulled, is under way.
-
-        The other arguments are those of `pull`.
-        """
-        begin = time.perf_counter()
-        with begun.places:
-            begun.pull.add_rows(begun.requests, rows, or_none=or_no_rows)
-            return self._send(
-                begin,
-                begun.requests,
-                begun.pull,
-                begun.round,
-                pushes=True,
-                pulls=any(request.pulls for request in begun.requests),
-                or_no_rows=or_no_rows,
-                begun=begun.pushes,
-            )
+        call = _ShardedCall(self._directory, len(self._connections), pull_blocks, or_no_rows)
+        call.pull.add_rows(call.requests, pull_rows, or_none=or_no_rows)
+        add_pushes(self._directory, call.requests, push_rows, push_blocks, learning_rate, change, merged)
+        call.push_in_round(round, state)
+        call.pull_in_round(round)
+        return self._send(call)
 
     def look_up(self, table: str, ids: Array, slot: str = "") -> Array:
-        """Return float32 [n, width]: rows as they are, for evaluation and serving; no row is
-        created and no show counted.
+        """Return rows float32 [n, width] without a change: for evaluation and serving.
+
+        No row is created and no show is counted.
 
         Args:
             slot: the name of an optimizer slot, to get its numbers instead of the values. For a
@@ -359,7 +317,7 @@ class Client:
         return rows
 
     def shrink(self, table: str, age: int) -> int:
-        """Drop the rows of a table that none of its last `age` updates touched; returns how many."""
+        """Drop the rows that the last `age` updates of a table did not touch; return the number of dropped rows."""
         places = self._directory.places(table)
 
         def ask(number: int) -> int:
@@ -377,15 +335,15 @@ class Client:
     # ---- the job ---------------------------------------------------------------------------------
 
     def barrier(self, name: str = "barrier", number: int | None = None) -> None:
-        """Wait until all trainers have reached passage `number` of the barrier; by default the one after the last."""
+        """Wait until all trainers have reached generation `number` of the barrier; by default the one after the last."""
         self._connections.barrier(name, number)
 
     def save(self, folder: str, snapshot: str | None = None, tables: Sequence[str] = ()) -> str:
-        """Write a snapshot of all servers, or only of some tables, into a folder (an absolute path
-        on their machines); returns its id.
+        """Write a snapshot of all servers, or only of some tables, into a folder; return the id of the snapshot.
 
-        Training may continue: each server writes its state at one moment. In synchronous training
-        save between two rounds, so that all servers have applied the same rounds.
+        The folder is an absolute path on the servers' machines. Training may continue: each server writes its
+        state at one moment. In synchronous training save between two rounds, so that all servers have applied
+        the same rounds.
         """
         snapshot = snapshot or uuid.uuid4().hex
         if self._connections.entered:
@@ -398,14 +356,13 @@ class Client:
         return snapshot
 
     def restore(self, folder: str, snapshot: str = "", tables: Sequence[str] = ()) -> str:
-        """Restore all servers, or only some tables, from a snapshot (by default the newest complete
-        one); returns its id.
+        """Restore all servers, or only some tables, from a snapshot; return the id of the snapshot.
+
+        By default it is the newest complete snapshot.
         """
         replies = self._connections.everywhere(
             lambda number: self._connections[number].call(
-                "Restore",
-                pb.RestoreRequest(folder=folder, snapshot=snapshot, tables=tables),
-                waits=True,
+                "Restore", pb.RestoreRequest(folder=folder, snapshot=snapshot, tables=tables), waits=True
             )
         )
         if tables:
@@ -418,7 +375,7 @@ class Client:
 
     @property
     def restarts(self) -> int:
-        """How many restarts of servers this client has noticed."""
+        """Number of restarts of servers that this client has noticed."""
         return sum(connection.restarts for connection in self._connections)
 
     def status(self) -> list[pb.StatusReply]:
@@ -452,78 +409,45 @@ class Client:
 
     # ---- inside ----------------------------------------------------------------------------------
 
-    def _request(
-        self,
-        rows: Mapping[str, Array],
-        blocks: Sequence[str],
-        or_no_rows: bool,
-    ) -> tuple[list[OutgoingRequest], ShardedPull]:
-        """A request to each server, with what is pulled."""
-        requests = [OutgoingRequest() for _ in self._connections]
-        pull = ShardedPull(self._directory, requests, blocks)
-        pull.add_rows(requests, rows, or_none=or_no_rows)
-        return requests, pull
+    def _send(self, call: "_ShardedCall") -> PullResult:
+        """Send a call to all servers that it concerns, and merge their replies."""
 
-    def _send(
-        self,
-        begin: float,
-        requests: list[OutgoingRequest],
-        pull: ShardedPull,
-        round: int,
-        pushes: bool = False,
-        pulls: bool = False,
-        train: bool = True,
-        held: bool = False,
-        or_no_rows: bool = False,
-        begun: Sequence[BegunPush] = (),
-    ) -> PullResult:
         def send(number: int) -> IncomingPullReply | None:
-            request, connection = requests[number], self._connections[number]
-            if round:  # in a round every server waits for every trainer
-                for part in [request.push.message] * pushes + [request.pull] * pulls:
-                    part.round = round
-                if held and pushes:
-                    request.push.message.hold = True
-                elif held:
-                    request.pull.confirm = True
+            request, connection = call.requests[number], self._connections[number]
+            if not (request.push or request.pulls):
+                return None
             with contextlib.ExitStack() as places:
-                if request.push and not begun:
-                    request.push.message.caller.CopyFrom(
-                        self._connections.caller(*places.enter_context(connection.pushes.next()))
-                    )
-                if request.pulls and train and not request.pull.HasField("caller"):
-                    request.pull.caller.CopyFrom(
-                        self._connections.caller(*places.enter_context(connection.pulls.next()))
-                    )
-                if not (request.push or request.pulls):
-                    return None
-                size, first = pull.sizes[number], begun[number] if begun else None
+                if request.push:
+                    place = places.enter_context(connection.pushes.next())
+                    request.push.message.caller.CopyFrom(self._connections.caller(*place))
+                if request.pulls and call.trains:
+                    place = places.enter_context(connection.pulls.next())
+                    request.pull.caller.CopyFrom(self._connections.caller(*place))
                 try:
-                    return connection.exchange(request, size, bool(round), first).pull
+                    return connection.exchange(request, call.pull.sizes[number], call.waits).pull
                 except TooLargeError:
-                    if not (or_no_rows and request.pull.rows):
+                    if not (call.or_no_rows and request.pull.rows):
                         raise
                 # With the same sequence: the server knows whether it has applied the push.
-                pull.drop_rows([request])
+                call.pull.drop_rows([request])
                 if not (request.push or request.pulls):
                     return None
-                return connection.exchange(request, pull.sizes[number], waits=bool(round)).pull
+                return connection.exchange(request, call.pull.sizes[number], call.waits).pull
 
-        changes = pushes or (train and (round or any(request.pulls for request in requests)))
-        if changes and not self._connections.entered:
+        if call.trains and not self._connections.entered:
             self.enter()
         sent = time.perf_counter()
-        replies = self._connections.meanwhile(requests, send, not round, pull.meanwhile)
+        replies = self._connections.meanwhile(call.requests, send, not call.waits, call.pull.meanwhile)
         answered = time.perf_counter()
-        found = pull.joined(replies)
+        found = call.pull.joined(replies)
         with self._adding:
-            self.seconds["encode"] += sent - begin
+            self.seconds["encode"] += sent - call.begin
             self.seconds["call"] += answered - sent
             self.seconds["decode"] += time.perf_counter() - answered
         return found
 
     def _widths(self) -> dict[str, int]:
-        """The widths of all tables, by name."""
+        """Return the widths of all tables, by name."""
         return widths_of(self._connections[0].call("Status", pb.StatusRequest(trainer=self.trainer)))
 
     def _looked_up(self, number: int, request: pb.LookUpRequest) -> Any:

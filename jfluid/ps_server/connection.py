@@ -1,4 +1,4 @@
-"""The connection of a client to one server: retries, large messages in chunks, recovery of servers that restart."""
+"""Connection of a client to one server: retries of calls, and repair of a server that has restarted."""
 
 import logging
 import random
@@ -13,7 +13,7 @@ from google.protobuf.message import Message
 from jfluid import errors
 from jfluid.ps_server import ps_pb2 as pb
 from jfluid.ps_server import wire
-from jfluid.ps_server.auth import PROOF, Session, Unary
+from jfluid.ps_server.auth import PROOF
 from jfluid.ps_server.errors import (
     JobFailedError,
     RestartedError,
@@ -22,11 +22,11 @@ from jfluid.ps_server.errors import (
     TooLargeError,
     UnknownNameError,
 )
-from jfluid.ps_server.lanes import BegunPush, Lane
-from jfluid.ps_server.pipe_calls import CallError
+from jfluid.ps_server.grpc_transport import ASIDE_S, GrpcTransport
 from jfluid.ps_server.replay_log import LoggedCall, ReplayLog, SequenceNumbers
-from jfluid.ps_server.shared_memory import SMALLEST, SharedBuffers
-from jfluid.ps_server.stream_calls import CallStreams
+from jfluid.ps_server.shared_memory import SharedBuffers
+from jfluid.ps_server.socket_channels import CallStreams
+from jfluid.ps_server.transport import SMALLEST, Call, Sender, Transport
 from jfluid.ps_server.zero_copy import IncomingExchangeReply, IncomingPullReply, OutgoingRequest
 
 T = TypeVar("T")
@@ -39,35 +39,17 @@ _REFUSALS: dict[grpc.StatusCode, type[errors.ServerError]] = {
     grpc.StatusCode.ABORTED: JobFailedError,
     grpc.StatusCode.OUT_OF_RANGE: RollbackError,
 }
-# gRPC uses the second also as the limit of an attempt to connect, for which a busy server needs
-# more than the first.
-_OPTIONS = [
-    *wire.OPTIONS,
-    ("grpc.initial_reconnect_backoff_ms", 100),
-    ("grpc.min_reconnect_backoff_ms", 5000),
-    ("grpc.max_reconnect_backoff_ms", 2000),
-    ("grpc.keepalive_time_ms", 20_000),
-]
-# Replies that hold arrays.
-_READERS: dict[str, Callable[[bytes | memoryview], Any]] = {
-    "Pull": lambda data: IncomingPullReply(memoryview(data)),
-    "Exchange": IncomingExchangeReply.read,
-}
 _NOTHING = IncomingPullReply(memoryview(b""))
-# How long, and how often, to wait for an answer that nothing depends on.
-_ASIDE_S, _ASIDE_TRIES = 5.0, 3
+_ASIDE_TRIES = 3  # how often to ask for an answer that nothing depends on
 # Its own, since retries happen in threads: a script's numbers are those of its seed.
 _JITTER = random.Random()
 logger = logging.getLogger(__name__)
 
 
 def credentials_of(
-    tls_authority: bytes | None = None,
-    tls_certificate: bytes | None = None,
-    tls_key: bytes | None = None,
-    **_: object,
+    tls_authority: bytes | None = None, tls_certificate: bytes | None = None, tls_key: bytes | None = None, **_: object
 ) -> grpc.ChannelCredentials | None:
-    """Return what a client's connections use for TLS (see Client); None for connections without it."""
+    """Return the TLS credentials of a client's connections (see Client); None for connections without TLS."""
     return grpc.ssl_channel_credentials(tls_authority, tls_key, tls_certificate) if tls_authority else None
 
 
@@ -108,21 +90,9 @@ class ServerConnection:
         share_memory: bool = False,
     ):
         self.endpoint, self.timeout_s, self._trainer = endpoint, timeout_s, trainer
-        self._buffers = SharedBuffers(self._attach, share_memory)
         self.pushes, self.pulls = SequenceNumbers(), SequenceNumbers()
-        self._grpc = (
-            grpc.secure_channel(endpoint, credentials, _OPTIONS)
-            if credentials
-            else grpc.insecure_channel(endpoint, _OPTIONS)
-        )
-        self._session = Session(self._grpc, endpoint, token, timeout_s)
-        # Requests are passed as bytes: their size is needed first, and computing it costs as much
-        # as serializing the message.
-        self._methods: dict[str, Unary] = {
-            name: self._session.unary(f"/{wire.SERVICE}/{name}", _READERS.get(name, reply.FromString))
-            for name, (_, reply) in wire.METHODS.items()
-        }
-        self._stream = self._session.stream(f"/{wire.SERVICE}/Stream")
+        self._grpc = GrpcTransport(endpoint, token, credentials, timeout_s)
+        self._buffers = SharedBuffers(self._attach, share_memory)
         self._streams = CallStreams(
             self._port,
             endpoint.rpartition(":")[0].strip("[]"),
@@ -130,6 +100,7 @@ class ServerConnection:
             wire.LARGEST_MESSAGE + wire.OVERHEAD,
             wanted=credentials is None,
         )
+        self._transports: list[Transport] = [self._buffers, self._streams, self._grpc]
         self._closed = threading.Event()
         self._created: list[pb.CreateRequest] = []  # to be repeated when the server has restarted
         self.replay_log, self.restarts = ReplayLog(keep_bytes), 0
@@ -156,118 +127,32 @@ class ServerConnection:
         data = request.SerializeToString()
         if len(data) > wire.LARGEST_MESSAGE:
             raise TooLargeError(f"{method}: a message of {len(data)} bytes; the limit is {wire.LARGEST_MESSAGE}")
-        return self._call(method, data, waits)
-
-    def _call(self, method: str, data: bytes, waits: bool, sent: Callable[[], None] | None = None) -> Any:
-        return self._tried(method, lambda timeout_s: self._methods[method](data, timeout_s, sent), waits)
+        call = Call(method, [data], len(data))
+        return self._tried(method, lambda timeout_s: self._grpc.send(call, timeout_s), waits)
 
     def _attach(self, request: pb.AttachRequest) -> int | None:
-        reply = self._attached(request)
-        return None if reply is None else int(reply.lane)
+        reply = self._grpc.attach(request)
+        return None if reply is None else int(reply.buffer)
 
     def _port(self) -> int | None:
-        """Where the server takes calls through streams; None without an answer."""
-        reply = self._attached(pb.AttachRequest(client=self._buffers.client))
+        """Return the port of the server's streams; 0 for none, None without an answer."""
+        reply = self._grpc.attach(pb.AttachRequest(client=self._buffers.client))
         if reply is None:
             return None
         here = self.endpoint.rpartition(":")[2] == str(reply.beside)
         return int(reply.port) if here else 0
 
-    def _attached(self, request: pb.AttachRequest) -> pb.AttachReply | None:
-        try:
-            data = request.SerializeToString()
-            reply: pb.AttachReply = self._methods["Attach"](data, min(self.timeout_s, _ASIDE_S))
-            return reply
-        # the call then goes through gRPC, and reports what is wrong
-        except (grpc.RpcError, errors.ServerError, ValueError):
+    def _fast_sender(self, size: int) -> Sender | None:
+        """Return a function that sends one call through a fast channel; None to use gRPC."""
+        if not SMALLEST + wire.OVERHEAD <= size <= wire.LARGEST_MESSAGE:
             return None
-
-    def _lane(self, size: int) -> Lane | None:
-        """What a call of so many bytes goes through past gRPC; None where that takes it."""
-        if size < SMALLEST + wire.OVERHEAD or size > wire.LARGEST_MESSAGE:
-            return None
-        buffers, streams = self._buffers, self._streams
-        buffer = buffers.take(size)
-        if buffer is not None:
-            return Lane(buffer, lambda: buffers.give(buffer), lambda: buffers.drop(buffer))
-        stream = None if buffers.possible else streams.take()
-        if stream is None:
-            return None
-        return Lane(stream, lambda: streams.give(stream), lambda: streams.drop(stream))
-
-    def _directly(
-        self,
-        lane: Lane,
-        method: str,
-        parts: list[Any],
-        waits: bool,
-        sent: Callable[[], None] | None,
-    ) -> Any:
-        """A call past gRPC.
-
-        Without an answer it is sent again through gRPC, and the lane is dropped: a late answer may still
-        come.
-        """
-        again = False
-
-        def send(timeout_s: float | None) -> Any:
-            nonlocal again
-            if again:
-                return self._methods[method](b"".join(parts), timeout_s, sent)
-            again = True
-            with lane:
-                lane.through.post(method, parts)
-                if sent is not None:
-                    sent()
-                return _read(method, lane.through.answer(timeout_s, self._closed.is_set))
-
-        return self._tried(method, send, waits)
-
-    def begun(self, request: OutgoingRequest, reply_bytes: int) -> BegunPush | None:
-        """Return what sends a push without waiting for its answer, of at most so many bytes.
-
-        None where the push is not large enough, or there is no way past gRPC for it now.
-        """
-        life, size = self._life, len(request.push)
-        # with room for the pull behind it, and for its answer
-        room = 2 * max(size, reply_bytes)
-        lane = self._lane(room) if life and size >= SMALLEST else None
-        return None if lane is None else BegunPush(lane, life, reply_bytes)
-
-    def _follow(self, begun: BegunPush, request: OutgoingRequest, waits: bool) -> IncomingExchangeReply | None:
-        """What a push that was begun, and the pull of rows behind it, are answered; None where either has
-        no answer, or is refused: it is all to be sent again.
-
-        The trainer reads the first answer, which has the blocks, while the server looks up the rows.
-        """
-        timeout_s, through = None if waits else self.timeout_s, begun.lane.through
-        try:
-            with begun.lane:
-                if not begun.sent or begun.life != self._life:
-                    raise CallError(grpc.StatusCode.UNAVAILABLE, "another server")
-                rows = request.rows()
-                if rows is not None:
-                    if not through.fits(len(rows)):
-                        raise CallError(grpc.StatusCode.RESOURCE_EXHAUSTED, "many ids")
-                    through.post("Pull", [rows], begun.reply_bytes)
-                request.sent()
-                first = through.answer(timeout_s, self._closed.is_set)
-                if begun.asks:
-                    found = IncomingExchangeReply.read(first)
-                else:
-                    found = IncomingExchangeReply(_read("Push", first), _NOTHING)
-                if rows is not None:
-                    pulled = _read("Pull", through.answer(timeout_s, self._closed.is_set))
-                    pulled.blocks, found.pull = found.pull.blocks, pulled
-                return found
-        except (grpc.RpcError, ValueError) as error:
-            logger.info("%s: a push is sent again: %s", self.endpoint, error)
-            return None
+        local = self._buffers.possible
+        return self._buffers.sender(size) or (None if local else self._streams.sender(size))
 
     # ---- a server that starts again ----
 
     def create(self, request: pb.CreateRequest) -> None:
-        """Create tables and blocks, now and whenever the server restarts without them."""
+        """Create tables and blocks, now and whenever the server restarts without the snapshot of both."""
         reply = self.call("Create", request)
         with self._mending:
             self._life = self._life or reply.server_incarnation
@@ -281,10 +166,7 @@ class ServerConnection:
         return int(status.latest)
 
     def current(
-        self,
-        told: Sequence[_Told],
-        send: Callable[[], T],
-        keep: Callable[[T], None] = lambda reply: None,
+        self, told: Sequence[_Told], send: Callable[[], T], keep: Callable[[T], None] = lambda reply: None
     ) -> T:
         """Send a request to a server that has all that this client has sent: a restarted server is repaired first.
 
@@ -333,7 +215,7 @@ class ServerConnection:
                 logger.warning("%s", error)
 
     def mend(self, life: int) -> None:
-        """Repair the server, whose incarnation `life` has ended, unless another thread has done so.
+        """Repair the server after the end of incarnation `life`, unless a different thread has done so.
 
         Raises ServerError.
         """
@@ -346,8 +228,8 @@ class ServerConnection:
         status = self.call("Status", pb.StatusRequest(trainer=self._trainer))
         for create in self._created:
             self.call("Create", create)
-        self._buffers.forget()
-        self._streams.forget()
+        for transport in self._transports:
+            transport.forget()
         self.on_restart(self)
         calls, through = self.replay_log.beyond(0), 0
         if (
@@ -389,26 +271,14 @@ class ServerConnection:
 
     # ---- what trainers send ----
 
-    def exchange(
-        self,
-        request: OutgoingRequest,
-        reply_bytes: int,
-        waits: bool = False,
-        begun: BegunPush | None = None,
-    ) -> IncomingExchangeReply:
-        """Push, pull, or both in one call, in chunks where request or reply (of about `reply_bytes`) are large.
+    def exchange(self, request: OutgoingRequest, reply_bytes: int, waits: bool = False) -> IncomingExchangeReply:
+        """Push, pull, or both in one call, in chunks if the request or the reply (of about `reply_bytes`) is large.
 
         A server that has restarted gets the logged calls that it has lost first.
-
-        Args:
-            begun: the push of this request, which may be under way.
         """
 
         def send() -> IncomingExchangeReply:
-            nonlocal begun
-            first, begun = begun, None
-            found = self._follow(first, request, waits) if first is not None else None
-            return found or self._exchange(request, reply_bytes, waits)
+            return self._exchange(request, reply_bytes, waits)
 
         def keep(reply: IncomingExchangeReply) -> None:
             self._applied = max(self._applied, reply.push.rounds, reply.pull.rounds)
@@ -421,9 +291,7 @@ class ServerConnection:
     def shrink(self, request: pb.ShrinkRequest) -> int:
         """Drop rows; returns how many."""
         reply = self.current(
-            [request.caller],
-            lambda: self.call("Shrink", request),
-            lambda _: self.replay_log.add_shrink(request),
+            [request.caller], lambda: self.call("Shrink", request), lambda _: self.replay_log.add_shrink(request)
         )
         return int(reply.rows)
 
@@ -438,12 +306,14 @@ class ServerConnection:
         return bool(reply.over or not len(self.replay_log))
 
     def gone(self, caller: pb.Caller) -> None:
-        """Confirm that the answer to `leave` has arrived, if the server still runs: without the
-        confirmation it stays for a while to answer again."""
+        """Confirm to the server that the answer to `leave` has arrived.
+
+        Without the confirmation the server stays for a while, to answer again.
+        """
         request = pb.LeaveRequest(caller=caller, client=self._buffers.client, knows=True)
         for _ in range(_ASIDE_TRIES):
             try:
-                self._methods["Leave"](request.SerializeToString(), min(self.timeout_s, _ASIDE_S))
+                self._grpc.send(Call("Leave", [request.SerializeToString()], 0), min(self.timeout_s, ASIDE_S))
                 return
             except grpc.RpcError as error:
                 if error.code() != grpc.StatusCode.UNAVAILABLE:
@@ -454,29 +324,19 @@ class ServerConnection:
     # ---- how it goes ----
 
     def _exchange(self, request: OutgoingRequest, reply_bytes: int, waits: bool) -> IncomingExchangeReply:
-        method, parts = request.single()
-        most = max(sum(map(len, parts)), reply_bytes) + wire.OVERHEAD
-        if most > wire.LARGEST_MESSAGE:
-            return self._in_chunks(request, waits)
-        lane, sent = self._lane(most), request.sent if request.on_sent is not None else None
-        reply = (
-            self._directly(lane, method, parts, waits, sent)
-            if lane is not None
-            else self._call(method, b"".join(parts), waits, sent)
-        )
-        if method == "Push":
+        call = Call.of(request, reply_bytes)
+        sender = self._fast_sender(call.size)
+
+        def send(timeout_s: float | None) -> Any:
+            nonlocal sender
+            first, sender = sender, None
+            return (first or self._grpc.send)(call, timeout_s)
+
+        reply = self._tried(call.method, send, waits)
+        if call.method == "Push":
             return IncomingExchangeReply(reply, _NOTHING)
-        both: IncomingExchangeReply = reply if method == "Exchange" else IncomingExchangeReply(pb.PushReply(), reply)
+        both: IncomingExchangeReply = IncomingExchangeReply(pb.PushReply(), reply) if call.method == "Pull" else reply
         return both
-
-    def _in_chunks(self, request: OutgoingRequest, waits: bool) -> IncomingExchangeReply:
-        data = b"".join(request.whole())
-        wire.check_size(len(data), wire.LARGEST_CALL, "request")
-
-        def send(timeout_s: float | None) -> IncomingExchangeReply:
-            return IncomingExchangeReply.read(wire.joined(self._stream(wire.chunked(data), timeout_s)))
-
-        return self._tried("Stream", send, waits)
 
     def _tried(self, method: str, send: Callable[[float | None], T], waits: bool) -> T:
         end = time.monotonic() + self.timeout_s
@@ -496,7 +356,7 @@ class ServerConnection:
                 # nothing was done
                 if error.code() == grpc.StatusCode.UNAUTHENTICATED and renewed < 3:
                     renewed += 1
-                    self._session.renew()
+                    self._grpc.renew()
                     continue
                 now = time.monotonic()
                 if waits and (attempt == 0 or now - start > self.timeout_s):
@@ -530,18 +390,12 @@ class ServerConnection:
     def close(self) -> None:
         """Close the connection; pending calls fail."""
         self._closed.set()
-        self._streams.close()
-        self._grpc.close()
-
-
-def _read(method: str, data: bytes | memoryview) -> Any:
-    """The reply in data."""
-    read = _READERS.get(method)
-    return read(data) if read else wire.METHODS[method][1].FromString(bytes(data))
+        for transport in self._transports:
+            transport.close()
 
 
 def _is_lost(error: grpc.RpcError) -> bool:
-    """Whether a call got no answer of the service, which may have received it or not: it may be sent again."""
+    """Return True if a call got no answer of the service: the request may have arrived, and is sent again."""
     code = error.code()
     # a server that ends cancels its pending calls
     if code in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.CANCELLED):

@@ -43,8 +43,7 @@ class SavedBlock(Block, Protocol):
 
 
 def updated(rule: Rule, numbers: Array, gradients: Sequence[Array], rate: np.float32, widths: Array) -> Array:
-    """Return the numbers of blocks after an update by gradients of the blocks' shapes: float32 [n], of
-    each block the values, then the optimizer's slots.
+    """Return the numbers of blocks after one update: float32 [n], by block the values, then the optimizer's slots.
 
     Args:
         widths: of each block the size of its gradient, int64 [blocks].
@@ -129,10 +128,10 @@ class DenseBlock:
             }
 
     def check(self, state: dict[str, Any]) -> None:
-        """Raise ServerError for a `state` of a block of another kind or size."""
+        """Raise ServerError for the `state` of a block of a different kind or size."""
         if missing := {"version", "step", "learning_rate"} - state.keys():
             raise errors.ServerError(
-                f"block {self.name}: the state is of a block of another kind: it has no {', '.join(sorted(missing))}"
+                f"block {self.name}: the state is of a different kind of block: it has no {', '.join(sorted(missing))}"
             )
         if state["numbers"].shape != self._numbers.shape or state["numbers"].dtype != np.float32:
             raise errors.ServerError(
@@ -141,15 +140,11 @@ class DenseBlock:
             )
 
     def restore(self, state: dict[str, Any]) -> None:
-        """Restore a `state`. Raises ServerError when it belongs to another block."""
+        """Restore a `state`. Raises ServerError when the state belongs to a different block."""
         self.check(state)
         with self._lock:
             self._numbers = state["numbers"]
-            self.version, self.step, self.learning_rate = (
-                state["version"],
-                state["step"],
-                state["learning_rate"],
-            )
+            self.version, self.step, self.learning_rate = (state["version"], state["step"], state["learning_rate"])
 
     def _take(self, numbers: Array) -> int:
         self._numbers = numbers

@@ -16,8 +16,10 @@ _ALL = slice(None)
 
 @dataclass(frozen=True)
 class RowRange:
-    """A range of ids of a table, `rows` of them from `first` on, that one server owns as its table
-    `name`, where they count from 0."""
+    """Range of `rows` ids of a table, from `first` on, that one server owns.
+
+    The server has the range as its table `name`, in which ids count from 0.
+    """
 
     name: str
     server: int
@@ -72,7 +74,7 @@ class Directory:
         """
         ends = np.cumsum([s.rows for s in ranges])
         if [s.first for s in ranges] != [0, *ends[:-1]][: len(ranges)]:
-            raise errors.ServerError(f"table {name}: expected ranges that follow one another from 0 on, found {ranges}")
+            raise errors.ServerError(f"table {name}: expected adjacent ranges from 0 on, found {ranges}")
         self._widths[name] = width
         if ranges:
             self._stretches[name] = list(ranges), ends
@@ -118,10 +120,7 @@ class Directory:
                 )
             if len(ranges) == 1:
                 return [Part(ranges[0].server, ranges[0].name, _ALL)]
-            places, groups = (
-                [(s.server, s.name, s.first) for s in ranges],
-                np.searchsorted(ends, ids, side="right"),
-            )
+            places, groups = ([(s.server, s.name, s.first) for s in ranges], np.searchsorted(ends, ids, side="right"))
         order, starts = kernels.partition(groups, len(places))
         return [
             Part(server, name, order[starts[i] : starts[i + 1]], first)

@@ -1,4 +1,4 @@
-"""Errors with which a server refuses a call. Each kind has a status code of its own on the wire.
+"""Errors with which a server refuses a call. Each kind has a separate gRPC status code.
 
 A plain ServerError is INVALID_ARGUMENT: something in the call itself is wrong.
 """

@@ -17,7 +17,7 @@ from jfluid.ps_server.row_initializers import fill
 
 @kernel
 def _home(hash_, shard_bits, capacity):
-    """Where the search for an id begins: the 32 bits below the shard's, scaled to the capacity."""
+    """Return the place at which the search for an id begins: the 32 bits below the shard's, scaled to the capacity."""
     return np.int64((((hash_ << np.uint64(shard_bits)) >> np.uint64(32)) * np.uint64(capacity)) >> np.uint64(32))
 
 
@@ -59,12 +59,11 @@ def locate(
     slots,
     step,
 ):
-    """Write the row of ids[order[i]] to rows[i]; ids without a row get a new one, from number
-    count[0] on, up to `limit` rows.
+    """Write the row of ids[order[i]] to rows[i]; an id without a row gets a new row, up to `limit` rows.
 
-    New rows get the values of `initializer` (width, seed, kind, first, second: see
-    row_initializers.fill), slots[g] in group g of their slots, and `step` as the step of their last
-    touch. Returns how many ids were done. With limit -1 unknown ids get row -1.
+    New rows are numbered from count[0] on. They get the values of `initializer` (width, seed, kind, first,
+    second: see row_initializers.fill), slots[g] in group g of their slots, and `step` as the step of their
+    last touch. Returns how many ids were done. With limit -1 unknown ids get row -1.
     """
     capacity = len(index)
     row_mask = np.uint32((1 << row_bits) - 1)
@@ -74,14 +73,7 @@ def locate(
         if i + 2 * AHEAD < len(order):
             prefetch(start + 4 * _home(hash_of(ids[order[i + 2 * AHEAD]], secret), shard_bits, capacity))
         if i + AHEAD < len(order):
-            _prefetch_head(
-                index,
-                row_bits,
-                shard_bits,
-                heads,
-                page_bits,
-                hash_of(ids[order[i + AHEAD]], secret),
-            )
+            _prefetch_head(index, row_bits, shard_bits, heads, page_bits, hash_of(ids[order[i + AHEAD]], secret))
         id_ = ids[order[i]]
         hash_ = hash_of(id_, secret)
         tag = _tag(hash_, row_bits)
@@ -115,7 +107,7 @@ def locate(
 
 @kernel
 def leads_to(heads, page_bits, count, ids, order, rows):
-    """Return whether row i is that of ids[order[i]], for each of them, and there are `count` rows."""
+    """Return True if rows[i] is the row of ids[order[i]] for every i, and there are `count` rows."""
     for i in range(len(order)):
         if i + AHEAD < len(order):
             ahead = rows[i + AHEAD]
@@ -143,7 +135,7 @@ def rebuild(index, row_bits, shard_bits, heads, page_bits, count, secret):
 
 @kernel
 def expire(index, row_bits, shard_bits, heads, bodies, page_bits, stride, count, oldest, secret):
-    """Compact the rows whose step is at least `oldest` at the front, and drop the others."""
+    """Drop the rows with a step below `oldest`, and compact the rest at the front."""
     kept = 0
     for row in range(count[0]):
         head = head_of(heads, page_bits, row)

@@ -35,7 +35,7 @@ SECRET = (np.uint64(int.from_bytes(os.urandom(8))), np.uint64(int.from_bytes(os.
 
 @intrinsic
 def _int64_at(typing_context, address):
-    """The pointer to the int64 at an address."""
+    """Return the pointer to the int64 at an address."""
 
     def generate(context, builder, signature, arguments):
         return builder.inttoptr(arguments[0], cgutils.intp_t.as_pointer())
@@ -45,7 +45,7 @@ def _int64_at(typing_context, address):
 
 @intrinsic
 def _float32_at(typing_context, address):
-    """The pointer to the float32 at an address."""
+    """Return the pointer to the float32 at an address."""
 
     def generate(context, builder, signature, arguments):
         return builder.inttoptr(arguments[0], context.get_value_type(types.float32).as_pointer())
@@ -60,9 +60,7 @@ def prefetch(typing_context, address):
     def generate(context, builder, signature, arguments):
         byte, number = ir.IntType(8).as_pointer(), ir.IntType(32)
         function = cgutils.get_or_insert_function(
-            builder.module,
-            ir.FunctionType(ir.VoidType(), [byte, number, number, number]),
-            "llvm.prefetch.p0i8",
+            builder.module, ir.FunctionType(ir.VoidType(), [byte, number, number, number]), "llvm.prefetch.p0i8"
         )
         builder.call(function, [builder.inttoptr(arguments[0], byte), number(0), number(3), number(1)])
         return context.get_dummy_value()
@@ -107,7 +105,7 @@ def prefetch_body(bodies, page_bits, stride, row, width):
 
 @kernel
 def mix(z):
-    """A bijection of 64 bits whose every output bit depends on all input bits (the finalizer of SplitMix64)."""
+    """Map 64 bits one to one, such that every output bit depends on all input bits (the finalizer of SplitMix64)."""
     z = (z ^ (z >> np.uint64(30))) * _FIRST
     z = (z ^ (z >> np.uint64(27))) * _SECOND
     return z ^ (z >> np.uint64(31))
@@ -115,7 +113,7 @@ def mix(z):
 
 @kernel
 def hash_of(id_, secret):
-    """The hash of an id under two keys.
+    """Return the hash of an id under two keys.
 
     With one `mix` ids of a known difference would collide under every key.
     """
@@ -124,7 +122,7 @@ def hash_of(id_, secret):
 
 @kernel
 def shards_of(ids, shard_bits, secret):
-    """int32 [n]: the shard of each id, by the top bits of its hash."""
+    """Return the shard of each id by the top bits of the hash, int32 [n]."""
     out = np.empty(len(ids), np.int32)
     for i in range(len(ids)):
         out[i] = (hash_of(ids[i], secret) >> np.uint64(1)) >> np.uint64(63 - shard_bits)
@@ -133,8 +131,9 @@ def shards_of(ids, shard_bits, secret):
 
 @kernel
 def owners_of(ids, servers):
-    """int32 [n]: the server of each id, by a hash without a secret: trainers, servers and snapshots
-    have to agree on it.
+    """Return the server of each id by a hash without a secret, int32 [n].
+
+    Trainers, servers and snapshots have to agree on the hash.
     """
     out = np.empty(len(ids), np.int32)
     for i in range(len(ids)):
@@ -159,9 +158,7 @@ def partition(groups, count):
 
 
 def distinct(ids: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Return (ids, inverse): each id once, in the order of first appearance, and where every id of
-    the input went (int32).
-    """
+    """Return (ids, inverse): each id once, in the order of first appearance, and the index of every input id, int32."""
     once, inverse = _distinct(ids, SECRET)
     return once, inverse
 
@@ -203,7 +200,7 @@ def summed(values, inverse, count):
 
 @kernel
 def hold(state, starts, more):
-    """Reserve `more` rows in each shard, one for each id, if all shards have room for theirs; returns whether they had."""
+    """Reserve `more` rows in each shard, one for each id; return True if all shards have room."""
     fits = True
     for i in range(len(more)):
         more[i] = starts[i + 1] - starts[i]
@@ -216,7 +213,7 @@ def hold(state, starts, more):
 
 @kernel
 def release(state, more):
-    """Give back what `hold` reserved."""
+    """Release the rows that `hold` reserved."""
     for i in range(len(more)):
         state[HELD, i] -= more[i]
 
@@ -252,7 +249,7 @@ def gather(bodies, page_bits, stride, width, rows, order, out):
 
 @kernel
 def change_values(bodies, page_bits, stride, width, rows, order, values, replace):
-    """Add values[order[i]] to the values of row i, or replace them by it; rows of -1 are left out."""
+    """Add values[order[i]] to the values of row i, or replace the row's values; rows of -1 are left out."""
     for i in range(len(rows)):
         if rows[i] >= 0:
             body = body_of(bodies, page_bits, stride, rows[i])
@@ -302,7 +299,7 @@ def read_rows(heads, bodies, page_bits, stride, rows, out_heads, out_bodies):
 
 @kernel
 def write_rows(heads, bodies, page_bits, stride, rows, in_heads, in_bodies):
-    """Copy whole rows in; what read_rows copied out."""
+    """Copy in whole rows that read_rows copied out."""
     for i in range(len(rows)):
         head_of(heads, page_bits, rows[i])[:] = in_heads[i]
         body_of(bodies, page_bits, stride, rows[i])[:] = in_bodies[i]

@@ -1,4 +1,4 @@
-"""Exactly once: which mutations of which trainer were applied."""
+"""Ledger of applied mutations by trainer, for exactly-once calls."""
 
 import contextlib
 import logging
@@ -18,7 +18,7 @@ logger = logging.getLogger(__name__)
 
 
 class Call(NamedTuple):
-    """Whose mutation it is, and which.
+    """Identity of a mutation: its trainer and its sequence number.
 
     Attributes:
         trainer: its number.
@@ -54,7 +54,7 @@ class _Trainer:
             self.beyond.remove(self.through)
 
     def forget(self, outstanding: int) -> int:
-        """Move `through` up to before `outstanding`; returns how many sequences of those never came here."""
+        """Move `through` up to before `outstanding`; return the number of skipped sequences that never came here."""
         if outstanding - 1 <= self.through:
             return 0
         known = {s for s in self.beyond | self.running | self.refused if self.through < s < outstanding}
@@ -102,7 +102,7 @@ class Ledger:
             return True
 
     def commit(self, calls: Iterable[Call]) -> None:
-        """These were applied."""
+        """Record that these calls were applied."""
         with self._changed:
             for call in calls:
                 entry = self._end(call)
@@ -111,7 +111,7 @@ class Ledger:
             self._changed.notify_all()
 
     def abort(self, call: Call) -> None:
-        """This was not applied, and may be sent again."""
+        """Record that this call was not applied, and may be sent again."""
         with self._changed:
             self._end(call)
             self._changed.notify_all()
@@ -131,7 +131,7 @@ class Ledger:
 
     @contextlib.contextmanager
     def once(self, call: Call, alive: cancellation.Alive = cancellation.always) -> Iterator[bool]:
-        """Yields whether the mutation is to be applied, and commits it, or aborts it when the block raises."""
+        """Yield True if the mutation is to be applied; commit it, or abort it when the block raises."""
         if not self.begin(call, alive):
             yield False
             return
@@ -162,15 +162,15 @@ class Ledger:
         if lost and self._count_lost:
             self.lost += lost
             logger.warning(
-                "trainer %d: %d calls that had been acknowledged are not part of what this server was restored "
-                "from; they are lost",
+                "trainer %d: %d acknowledged calls are not in the snapshot that this server was restored from, and "
+                "are lost",
                 call.trainer,
                 lost,
             )
         return entry
 
     def _end(self, call: Call) -> _Trainer | None:
-        """The entry of a call that ran; None when a new incarnation has taken its place."""
+        """Return the entry of a call that ran; None if the incarnation has ended."""
         entry = self._trainers[call.trainer]
         if entry.incarnation != call.incarnation:
             return None
@@ -189,14 +189,10 @@ class Ledger:
             return sorted(self._trainers)
 
     def state(self) -> dict[str, Any]:
-        """Return what a snapshot needs, as JSON knows it."""
+        """Return the state for a snapshot, as JSON data."""
         with self._changed:
             return {
-                str(number): {
-                    "incarnation": t.incarnation,
-                    "through": t.through,
-                    "beyond": sorted(t.beyond),
-                }
+                str(number): {"incarnation": t.incarnation, "through": t.through, "beyond": sorted(t.beyond)}
                 for number, t in self._trainers.items()
             }
 
@@ -208,7 +204,7 @@ class Ledger:
             }
 
     def restore_ended(self, states: list[dict[str, Any]]) -> None:
-        """Take over the states of other servers, whose sequences mean nothing here: all their incarnations have ended."""
+        """Take over the incarnations of trainers from other servers as ended, since sequences are per server."""
         with self._changed:
             self._trainers = {}
             for number in {n for state in states for n in state}:

@@ -1,7 +1,7 @@
-"""Manifests: what one server wrote of a snapshot (see snapshot.py), as checked plain data.
+"""Manifests: the files of one server in a snapshot (see snapshot.py), as checked plain data.
 
-All that a manifest says is held against bounds when it is read, so that what uses it cannot fail by
-it: numbers that fit their place, files of its own only, and a checksum over all of it.
+A manifest is checked when it is read, so that later uses cannot fail by it: numbers that fit their
+place, only files of its server, and a checksum over all of it.
 """
 
 import math
@@ -10,15 +10,7 @@ import zlib
 from pathlib import Path
 from typing import Annotated, Any, Self
 
-from pydantic import (
-    AfterValidator,
-    FailFast,
-    Field,
-    FiniteFloat,
-    TypeAdapter,
-    ValidationError,
-    model_validator,
-)
+from pydantic import AfterValidator, FailFast, Field, FiniteFloat, TypeAdapter, ValidationError, model_validator
 
 from jfluid import errors
 from jfluid.ps_server import specs, validation
@@ -29,8 +21,7 @@ from jfluid.ps_server.table_state import LAST_STEP
 FORMAT = 2
 ID = r"^[A-Za-z0-9_-]{1,64}$"
 FILE = re.compile(
-    r"([A-Za-z0-9_-]{1,64})\.(\d{5})-of-(\d{5})\.(json|\d{1,9}\.(?:rows|numbers|state))(\.partial)?",
-    re.ASCII,
+    r"([A-Za-z0-9_-]{1,64})\.(\d{5})-of-(\d{5})\.(json|\d{1,9}\.(?:rows|numbers|state))(\.partial)?", re.ASCII
 )
 LAST_NUMBER = 2**62
 _MOST_SERVERS = 99_999
@@ -41,7 +32,7 @@ Trainer = Annotated[int, Field(ge=0, lt=2**32)]
 
 
 class File(validation.Spec):
-    """A file: its name in the directory, its size in bytes, and the CRC-32 of its content."""
+    """File of a snapshot: name in the directory, size in bytes, and CRC-32 of the content."""
 
     name: Annotated[str, Field(max_length=128)]
     size: Natural
@@ -69,7 +60,7 @@ class TablePart(validation.Spec):
 
 
 def _state(value: dict[str, Any]) -> dict[str, Any]:
-    """A block's state: counts, its rate, and what its variables are, which is held against those that are there."""
+    """Check the state of a block: counts, learning rate, and the description of the variables."""
     for name in ("version", "step"):
         if name in value and (type(value[name]) is not int or not 0 <= value[name] < 2**63):
             raise ValueError(f"{name}: expected a whole number, found {str(value[name])[:40]}")
@@ -94,15 +85,17 @@ class BlockPart(validation.Spec):
 
 
 class StatePart(validation.Spec):
-    """What only this trainer had (see TrainerState in ps.proto)."""
+    """State that only this trainer had (see TrainerState in ps.proto)."""
 
     trainer: Trainer
     file: File
 
 
 class PiecePart(validation.Spec):
-    """What a variable of a server is of one of the program that was divided: `rows` of it from
-    `first` on, or without them a copy of all."""
+    """Place of a server's variable in a variable of the undivided program.
+
+    It is `rows` rows from `first` on; without both it is a copy of all.
+    """
 
     variable: Annotated[str, Field(pattern=validation.NAME)]
     shape: Annotated[tuple[Annotated[int, Field(ge=0, lt=2**48)], ...], Field(max_length=32)]
@@ -120,7 +113,7 @@ class PiecePart(validation.Spec):
 
 
 class _Calls(validation.Spec):
-    """Which calls of a trainer were applied (see Ledger.state)."""
+    """Applied calls of a trainer (see Ledger.state)."""
 
     incarnation: Unsigned
     through: Unsigned
@@ -146,7 +139,7 @@ LedgerState = Annotated[dict[str, Any], AfterValidator(_ledger)]
 
 
 class Manifest(validation.Spec):
-    """What one server wrote.
+    """Manifest of one server in a snapshot.
 
     `created_ns` is for people; `number` says which snapshot of a folder is the newer one; `crc32` is that of
     the manifest as it would be written with a `crc32` of 0.
@@ -177,7 +170,7 @@ class Manifest(validation.Spec):
 
     @property
     def stem(self) -> str:
-        """How the names of its files begin, its own too."""
+        """Prefix of the names of the snapshot's files, the manifest included."""
         return f"{self.id}.{self.server:05d}-of-{self.servers:05d}"
 
     @property
@@ -193,12 +186,12 @@ class Manifest(validation.Spec):
         return self.model_dump_json(indent=1, exclude=untold).encode()
 
     def checked(self) -> "Manifest":
-        """With its checksum."""
+        """Return the manifest with its checksum."""
         return self.model_copy(update={"crc32": zlib.crc32(self.model_copy(update={"crc32": 0}).text())})
 
 
 def read_manifest(path: Path) -> Manifest:
-    """Return the manifest in a file; of another format it is not looked at any closer.
+    """Return the manifest in a file. Only the format number of an unknown format is read.
 
     Raises DamagedError where it cannot be read, is not as it was written, or names files that are
     not its own.
@@ -212,10 +205,8 @@ def read_manifest(path: Path) -> Manifest:
     if manifest.format != FORMAT:
         return manifest
     if manifest.checked() != manifest:
-        raise DamagedError(f"{path}: damaged: its checksum is not that of what it says")
+        raise DamagedError(f"{path}: damaged: the checksum does not match the content")
     for name in (path.name, *(file.name for file in manifest.files)):
         if not name.startswith(f"{manifest.stem}.") or not FILE.fullmatch(name) or name.endswith(".partial"):
-            raise DamagedError(
-                f"{path}: damaged: expected files whose names begin with {manifest.stem}, found {name!r}"
-            )
+            raise DamagedError(f"{path}: damaged: expected file names that begin with {manifest.stem}, found {name!r}")
     return manifest

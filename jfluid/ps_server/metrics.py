@@ -1,4 +1,4 @@
-"""What a server counts, for Prometheus."""
+"""Metrics of a server for Prometheus."""
 
 import itertools
 import threading
@@ -13,25 +13,7 @@ from prometheus_client.core import GaugeMetricFamily, HistogramMetricFamily, Met
 from jfluid.printable import printable
 from jfluid.ps_server.store import Store
 
-_SECONDS = (
-    1e-4,
-    2.5e-4,
-    5e-4,
-    1e-3,
-    2.5e-3,
-    5e-3,
-    1e-2,
-    2.5e-2,
-    5e-2,
-    0.1,
-    0.25,
-    0.5,
-    1,
-    2.5,
-    5,
-    10,
-    60,
-)
+_SECONDS = (1e-4, 2.5e-4, 5e-4, 1e-3, 2.5e-3, 5e-3, 1e-2, 2.5e-2, 5e-2, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 60)
 _STEPS = (0, 1, 2, 4, 8, 16, 32, 64, 128, 256, 1024, 4096)
 
 
@@ -48,7 +30,7 @@ class _Labelled(dict[str | tuple[str, ...], Any]):
 
 
 class Metrics:
-    """Counters and histograms of one server, in a registry of their own: parts of them by labels."""
+    """Counters and histograms of one server in a separate registry, in part with labels."""
 
     def __init__(self, store: Store):
         self.registry = CollectorRegistry()
@@ -61,10 +43,7 @@ class Metrics:
 
         self.calls = counter("jfluid_ps_calls", "Calls that were answered", "method", "status")
         self.seconds = histogram(
-            "jfluid_ps_call_seconds",
-            "Seconds from a call's arrival to its answer",
-            "method",
-            _SECONDS,
+            "jfluid_ps_call_seconds", "Seconds from a call's arrival to its answer", "method", _SECONDS
         )
         self.bytes = counter("jfluid_ps_bytes", "Bytes of messages", "method", "direction")
         self.rows = counter("jfluid_ps_rows", "Rows that were read or changed", "table", "kind")
@@ -75,14 +54,11 @@ class Metrics:
             "part",
         )
         self.waited = histogram(
-            "jfluid_ps_wait_seconds",
-            "Seconds that a call waited for other trainers",
-            "kind",
-            _SECONDS,
+            "jfluid_ps_wait_seconds", "Seconds that a call waited for other trainers", "kind", _SECONDS
         )
         self.staleness = Counted(
             "jfluid_ps_staleness_steps",
-            "Updates of a table or block by others between a trainer's pull and its push",
+            "Updates of a table or block by other trainers between a trainer's pull and its push",
             "name",
             _STEPS,
         )
@@ -90,11 +66,11 @@ class Metrics:
         self.registry.register(_State(store))
 
     def waiting(self, kind: str) -> "_Timed":
-        """Return a context whose duration is counted as waiting for other trainers."""
+        """Return a context that counts its duration as waiting for other trainers."""
         return _Timed(self.waited[kind].observe)
 
     def part(self, part: str) -> "_Timed":
-        """Return a context whose duration is counted as that part of a call."""
+        """Return a context that counts its duration as this part of a call."""
         return _Timed(self.parts[part].inc)
 
 
@@ -110,8 +86,9 @@ class _Timed:
 
 
 class Counted:
-    """A histogram of whole numbers by a label, which counts many at once: each push has one for each block,
-    and Prometheus's own takes microseconds for each.
+    """Histogram of whole numbers by a label, which counts many numbers at once.
+
+    Each push has a number for each block, and Prometheus's histogram takes microseconds for each.
     """
 
     def __init__(self, name: str, text: str, label: str, buckets: Sequence[int]):
@@ -145,7 +122,7 @@ def _shown(label: Any) -> str:
 
 
 class _State:
-    """What the store holds at the moment of asking."""
+    """Collector of the store's sizes at the moment of a scrape."""
 
     def __init__(self, store: Store):
         self._store = store

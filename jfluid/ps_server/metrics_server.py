@@ -1,6 +1,4 @@
-"""The address where Prometheus asks a server for its metrics: for those with the token that follows
-from the job's secret.
-"""
+"""HTTP endpoint for Prometheus. A request needs the token that follows from the job's secret."""
 
 import hmac
 import logging
@@ -30,7 +28,7 @@ _NO_TOKEN = (
 
 
 class _Handler(BaseHTTPRequestHandler):
-    """One request. What a connection says is waited for only so long."""
+    """Handler of one request, with a limit on the time for its data."""
 
     server: "MetricsServer"
     timeout = _SECONDS_TO_ASK
@@ -54,10 +52,10 @@ class _Handler(BaseHTTPRequestHandler):
 
 
 class MetricsServer(ThreadingHTTPServer):
-    """Answers at http://host:port/metrics, or https with `tls`, in threads of its own.
+    """HTTP server at http://host:port/metrics, or https with `tls`, in separate threads.
 
     Args:
-        tokens: any of which a request must bring.
+        tokens: a request must bring any of these.
 
     Raises ServerError when the port is taken.
     """
@@ -97,10 +95,7 @@ class MetricsServer(ThreadingHTTPServer):
     def server_bind(self) -> None:
         """Bind, and ask no name server for the host's name, as HTTPServer does."""
         TCPServer.server_bind(self)
-        self.server_name, self.server_port = (
-            str(self.server_address[0]),
-            int(self.server_address[1]),
-        )
+        self.server_name, self.server_port = (str(self.server_address[0]), int(self.server_address[1]))
 
     def admits(self, authorization: str) -> bool:
         """Return whether a request with this header is answered."""

@@ -28,7 +28,7 @@ from jfluid.ps_server.kernels import body_of, floats_at, head_of, kernel
 from jfluid.ps_server.validation import NAME, Spec
 
 # What `specs` offers, too.
-__all__ = ["Adagrad", "Adam", "Ftrl", "Momentum", "Program", "RMSProp", "Sgd", "Slot"]
+__all__ = ["Adagrad", "Adam", "Ftrl", "Momentum", "Program", "RMSProp", "Sgd", "SlotSpec"]
 
 Array = np.ndarray[Any, Any]
 MOST_SLOTS = 16
@@ -55,7 +55,10 @@ _per_element = register_jitable(error_model="numpy")
 
 
 def _over_rows(element: Callable[..., None]) -> Callable[..., None]:
-    """The kernel of one update: `element` on all elements of row i, with gradients[order[i]]; rows of -1 are left out."""
+    """Return the kernel of one update: `element` on all elements of row i; rows of -1 are left out.
+
+    The gradients of row i are gradients[order[i]].
+    """
 
     @kernel
     def update(bodies, page_bits, stride, width, rows, order, gradients, rate, hyper):
@@ -72,9 +75,10 @@ def _over_rows(element: Callable[..., None]) -> Callable[..., None]:
 
 
 def _over_blocks(element: Callable[..., None]) -> Callable[..., None]:
-    """The kernel of one update of blocks, past which the old numbers stay: `new` (float32 [n], of block
-    after block the values, then the slots, each of widths[i]) becomes what an update makes of `old` and
-    of the gradients at these addresses.
+    """Return the kernel of one update of blocks that leaves the old numbers in place.
+
+    `new` (float32 [n], by block the values, then the slots, each of widths[i]) becomes the result of an update
+    of `old` by the gradients at these addresses.
     """
 
     @kernel
@@ -100,7 +104,7 @@ def _over_blocks(element: Callable[..., None]) -> Callable[..., None]:
 
 @dataclass(frozen=True)
 class SlotDef:
-    """What a rule keeps beside the values of a row: as many numbers.
+    """Slot of a rule: numbers beside the values of a row, in the same count.
 
     Attributes:
         name: what snapshots and exports call it.
@@ -117,7 +121,7 @@ class SlotDef:
 
 @dataclass(frozen=True)
 class RuleDef:
-    """One optimizer whose updates are compiled.
+    """Definition of an optimizer with compiled updates.
 
     Attributes:
         settings: what may be set of it, as specs hold it; its `type` is that of Fluid's operator.
@@ -183,7 +187,7 @@ def _horizon(decay: float) -> int:
 
 @kernel
 def _segment(steps, count, step):
-    """Which segment of the history of rates holds `step`: the last that does not begin after it."""
+    """Return the segment of the rate history that holds `step`: the last one that does not begin after `step`."""
     low, high = 0, count - 1
     while low < high:
         middle = (low + high + 1) // 2
@@ -420,12 +424,7 @@ _RMSPROP = RuleDef(
     RMSProp,
     _rmsprop,
     lambda settings: (settings.rho, settings.epsilon, settings.momentum, settings.centered),
-    attributes={
-        "rho": "decay",
-        "epsilon": "epsilon",
-        "momentum": "momentum",
-        "centered": "centered",
-    },
+    attributes={"rho": "decay", "epsilon": "epsilon", "momentum": "momentum", "centered": "centered"},
     slots=(
         SlotDef("mean_square", "MeanSquare"),
         SlotDef("momentum", "Moment"),
@@ -476,8 +475,8 @@ RULES = {rule.operator: rule for rule in (_SGD, _MOMENTUM, _ADAGRAD, _ADAM, _RMS
 # ---- an optimizer that the caller computes -------------------------------------------------------
 
 
-class Slot(Spec):
-    """What an optimizer keeps beside the values of a row: `width` numbers that begin as `initial`."""
+class SlotSpec(Spec):
+    """Slot of an optimizer: `width` numbers beside the values of a row, which begin as `initial`."""
 
     name: Annotated[str, Field(pattern=NAME)]
     initial: FiniteFloat = 0.0
@@ -493,11 +492,11 @@ class Program(Optimizer):
     """
 
     type: Literal["program"] = "program"
-    slots: Annotated[tuple[Slot, ...], Field(max_length=MOST_SLOTS)] = ()
+    slots: Annotated[tuple[SlotSpec, ...], Field(max_length=MOST_SLOTS)] = ()
 
     @field_validator("slots")
     @classmethod
-    def _names_differ(cls, slots: tuple[Slot, ...]) -> tuple[Slot, ...]:
+    def _names_differ(cls, slots: tuple[SlotSpec, ...]) -> tuple[SlotSpec, ...]:
         names = [slot.name for slot in slots]
         if len(set(names)) < len(names):
             raise ValueError(f"two slots have one name: {', '.join(names)}")

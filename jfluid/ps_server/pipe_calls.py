@@ -18,48 +18,20 @@ from collections.abc import Callable
 
 import grpc
 
-from jfluid.ps_server.auth import PROOF
+from jfluid.ps_server.transport import STATUS, CallError, lost
 
 # A request is written whole: so many bytes are one piece in every pipe of POSIX.
 LARGEST = 510
 _REQUEST = struct.Struct("<H")  # the bytes that follow
 _ANSWER = struct.Struct("<IQ")  # the number of a status of gRPC, and the bytes that follow
-STATUS: dict[int, grpc.StatusCode] = {code.value[0]: code for code in grpc.StatusCode}
 _LOOK_S = 0.5  # between two looks whether the client was closed
-
-
-class CallError(grpc.RpcError):  # type: ignore[misc]
-    """A call that failed, as gRPC tells it.
-
-    Attributes:
-        told: whether the server said so.
-    """
-
-    def __init__(self, code: grpc.StatusCode, details: str, told: bool = False):
-        super().__init__(details)
-        self._code, self._details, self.told = code, details, told
-
-    def code(self) -> grpc.StatusCode:
-        return self._code
-
-    def details(self) -> str:
-        return self._details
-
-    def trailing_metadata(self) -> tuple[tuple[str, bytes], ...]:
-        """Return what tells the service's own refusals from those of the network."""
-        return ((PROOF, b""),) if self.told else ()
-
-
-def refuse(code: grpc.StatusCode, details: str) -> None:
-    """Refuse a call, as the abort of a call through gRPC does. Raises CallError."""
-    raise CallError(code, details, told=True)
+_GONE = "the server, or its end of the pipe, is gone"
 
 
 class CallPipes:
     """A client's ends of the pipes.
 
-    Calls are answered in turn: one may be posted while the server is at another. They are closed with this
-    object.
+    They are closed with this object.
 
     Attributes:
         theirs: the file descriptors that the server opens: where it reads, and where it writes.
@@ -80,10 +52,10 @@ class CallPipes:
         try:
             os.write(self._out, _REQUEST.pack(len(request)) + request)
         except BrokenPipeError:
-            raise lost() from None
+            raise lost(_GONE) from None
 
     def answer(self, timeout_s: float | None, closed: Callable[[], bool] = lambda: False) -> bytes:
-        """Return the answer to the first request that has none yet.
+        """Return the answer to the request.
 
         Raises CallError where the server refuses, has ended, or does not answer in time; ValueError,
         as gRPC does, when the client is `closed` meanwhile.
@@ -93,7 +65,7 @@ class CallPipes:
             code, size = _ANSWER.unpack(self._read(_ANSWER.size, end, closed))
             data = self._read(size, end, closed)
         except BrokenPipeError:
-            raise lost() from None
+            raise lost(_GONE) from None
         if code:
             raise CallError(STATUS[code], data.decode(errors="replace"), told=True)
         return data
@@ -107,7 +79,7 @@ class CallPipes:
             if ready.poll(max(left_s, 0.0) * 1e3):
                 data = os.read(self._in, size - len(found))
                 if not data:
-                    raise lost()
+                    raise lost(_GONE)
                 found += data
             elif closed():
                 raise ValueError("the client was closed")
@@ -174,11 +146,6 @@ class ServedPipes:
 
     def close(self) -> None:
         _close(*self._files)
-
-
-def lost(why: str = "the server, or its end of the pipe, is gone") -> CallError:
-    """Return the error of a call without an answer, which is to be made again."""
-    return CallError(grpc.StatusCode.UNAVAILABLE, why)
 
 
 def _close(*files: int) -> None:

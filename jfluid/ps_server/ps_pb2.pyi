@@ -88,7 +88,7 @@ class PushRequest(_message.Message):
     blocks: _containers.RepeatedCompositeFieldContainer[BlockChange]
     hold: bool
     state: bytes
-    def __init__(self, caller: _Optional[_Union[Caller, _Mapping]] = ..., round: _Optional[int] = ..., rows: _Optional[_Iterable[_Union[RowsChange, _Mapping]]] = ..., blocks: _Optional[_Iterable[_Union[BlockChange, _Mapping]]] = ..., hold: bool = ..., state: _Optional[bytes] = ...) -> None: ...
+    def __init__(self, caller: _Optional[_Union[Caller, _Mapping]] = ..., round: _Optional[int] = ..., rows: _Optional[_Iterable[_Union[RowsChange, _Mapping]]] = ..., blocks: _Optional[_Iterable[_Union[BlockChange, _Mapping]]] = ..., hold: _Optional[bool] = ..., state: _Optional[bytes] = ...) -> None: ...
 
 class PushReply(_message.Message):
     __slots__ = ("applied", "rounds", "durable", "server_incarnation")
@@ -100,7 +100,7 @@ class PushReply(_message.Message):
     rounds: int
     durable: int
     server_incarnation: int
-    def __init__(self, applied: bool = ..., rounds: _Optional[int] = ..., durable: _Optional[int] = ..., server_incarnation: _Optional[int] = ...) -> None: ...
+    def __init__(self, applied: _Optional[bool] = ..., rounds: _Optional[int] = ..., durable: _Optional[int] = ..., server_incarnation: _Optional[int] = ...) -> None: ...
 
 class RowsWanted(_message.Message):
     __slots__ = ("table", "ids", "counts")
@@ -136,7 +136,7 @@ class PullRequest(_message.Message):
     blocks: _containers.RepeatedCompositeFieldContainer[BlockWanted]
     confirm: bool
     server_incarnation: int
-    def __init__(self, caller: _Optional[_Union[Caller, _Mapping]] = ..., round: _Optional[int] = ..., rows: _Optional[_Iterable[_Union[RowsWanted, _Mapping]]] = ..., blocks: _Optional[_Iterable[_Union[BlockWanted, _Mapping]]] = ..., confirm: bool = ..., server_incarnation: _Optional[int] = ...) -> None: ...
+    def __init__(self, caller: _Optional[_Union[Caller, _Mapping]] = ..., round: _Optional[int] = ..., rows: _Optional[_Iterable[_Union[RowsWanted, _Mapping]]] = ..., blocks: _Optional[_Iterable[_Union[BlockWanted, _Mapping]]] = ..., confirm: _Optional[bool] = ..., server_incarnation: _Optional[int] = ...) -> None: ...
 
 class BlockValue(_message.Message):
     __slots__ = ("version", "value")
@@ -160,7 +160,7 @@ class PullReply(_message.Message):
     server_incarnation: int
     durable: int
     counted: bool
-    def __init__(self, rows: _Optional[_Iterable[bytes]] = ..., blocks: _Optional[_Iterable[_Union[BlockValue, _Mapping]]] = ..., rounds: _Optional[int] = ..., server_incarnation: _Optional[int] = ..., durable: _Optional[int] = ..., counted: bool = ...) -> None: ...
+    def __init__(self, rows: _Optional[_Iterable[bytes]] = ..., blocks: _Optional[_Iterable[_Union[BlockValue, _Mapping]]] = ..., rounds: _Optional[int] = ..., server_incarnation: _Optional[int] = ..., durable: _Optional[int] = ..., counted: _Optional[bool] = ...) -> None: ...
 
 class ExchangeRequest(_message.Message):
     __slots__ = ("push", "pull")
@@ -199,26 +199,22 @@ class AttachRequest(_message.Message):
     def __init__(self, client: _Optional[int] = ..., process: _Optional[int] = ..., file: _Optional[int] = ..., proof: _Optional[bytes] = ..., capacity: _Optional[int] = ..., used: _Optional[_Iterable[int]] = ..., reads: _Optional[int] = ..., writes: _Optional[int] = ...) -> None: ...
 
 class AttachReply(_message.Message):
-    __slots__ = ("lane", "port", "beside")
-    LANE_FIELD_NUMBER: _ClassVar[int]
+    __slots__ = ("buffer", "port", "beside")
+    BUFFER_FIELD_NUMBER: _ClassVar[int]
     PORT_FIELD_NUMBER: _ClassVar[int]
     BESIDE_FIELD_NUMBER: _ClassVar[int]
-    lane: int
+    buffer: int
     port: int
     beside: int
-    def __init__(self, lane: _Optional[int] = ..., port: _Optional[int] = ..., beside: _Optional[int] = ...) -> None: ...
+    def __init__(self, buffer: _Optional[int] = ..., port: _Optional[int] = ..., beside: _Optional[int] = ...) -> None: ...
 
 class LocalRequest(_message.Message):
-    __slots__ = ("method", "bytes", "at", "reply_at")
+    __slots__ = ("method", "bytes")
     METHOD_FIELD_NUMBER: _ClassVar[int]
     BYTES_FIELD_NUMBER: _ClassVar[int]
-    AT_FIELD_NUMBER: _ClassVar[int]
-    REPLY_AT_FIELD_NUMBER: _ClassVar[int]
     method: str
     bytes: int
-    at: int
-    reply_at: int
-    def __init__(self, method: _Optional[str] = ..., bytes: _Optional[int] = ..., at: _Optional[int] = ..., reply_at: _Optional[int] = ...) -> None: ...
+    def __init__(self, method: _Optional[str] = ..., bytes: _Optional[int] = ...) -> None: ...
 
 class LocalReply(_message.Message):
     __slots__ = ("bytes", "reply")
@@ -264,7 +260,7 @@ class BarrierRequest(_message.Message):
     name: str
     number: int
     passed: bool
-    def __init__(self, caller: _Optional[_Union[Caller, _Mapping]] = ..., name: _Optional[str] = ..., number: _Optional[int] = ..., passed: bool = ...) -> None: ...
+    def __init__(self, caller: _Optional[_Union[Caller, _Mapping]] = ..., name: _Optional[str] = ..., number: _Optional[int] = ..., passed: _Optional[bool] = ...) -> None: ...
 
 class BarrierReply(_message.Message):
     __slots__ = ()
@@ -398,7 +394,7 @@ class StatusReply(_message.Message):
     confirmed: bool
     latest: int
     went_back: str
-    def __init__(self, server: _Optional[int] = ..., servers: _Optional[int] = ..., server_incarnation: _Optional[int] = ..., rounds: _Optional[int] = ..., lost: _Optional[int] = ..., incarnation: _Optional[int] = ..., through: _Optional[int] = ..., tables: _Optional[_Mapping[str, TableStatus]] = ..., blocks: _Optional[_Mapping[str, int]] = ..., trainers: _Optional[_Iterable[int]] = ..., snapshot: _Optional[str] = ..., confirmed: bool = ..., latest: _Optional[int] = ..., went_back: _Optional[str] = ...) -> None: ...
+    def __init__(self, server: _Optional[int] = ..., servers: _Optional[int] = ..., server_incarnation: _Optional[int] = ..., rounds: _Optional[int] = ..., lost: _Optional[int] = ..., incarnation: _Optional[int] = ..., through: _Optional[int] = ..., tables: _Optional[_Mapping[str, TableStatus]] = ..., blocks: _Optional[_Mapping[str, int]] = ..., trainers: _Optional[_Iterable[int]] = ..., snapshot: _Optional[str] = ..., confirmed: _Optional[bool] = ..., latest: _Optional[int] = ..., went_back: _Optional[str] = ...) -> None: ...
 
 class LeaveRequest(_message.Message):
     __slots__ = ("caller", "client", "knows")
@@ -408,7 +404,7 @@ class LeaveRequest(_message.Message):
     caller: Caller
     client: int
     knows: bool
-    def __init__(self, caller: _Optional[_Union[Caller, _Mapping]] = ..., client: _Optional[int] = ..., knows: bool = ...) -> None: ...
+    def __init__(self, caller: _Optional[_Union[Caller, _Mapping]] = ..., client: _Optional[int] = ..., knows: _Optional[bool] = ...) -> None: ...
 
 class LeaveReply(_message.Message):
     __slots__ = ("durable", "durable_pulls", "over")
@@ -418,7 +414,7 @@ class LeaveReply(_message.Message):
     durable: int
     durable_pulls: int
     over: bool
-    def __init__(self, durable: _Optional[int] = ..., durable_pulls: _Optional[int] = ..., over: bool = ...) -> None: ...
+    def __init__(self, durable: _Optional[int] = ..., durable_pulls: _Optional[int] = ..., over: _Optional[bool] = ...) -> None: ...
 
 class RecoveryRequest(_message.Message):
     __slots__ = ()
@@ -440,7 +436,7 @@ class RecoveryReply(_message.Message):
     writing: int
     retained: _containers.RepeatedScalarFieldContainer[int]
     newest: int
-    def __init__(self, decided: bool = ..., rounds: _Optional[int] = ..., snapshots: _Optional[_Iterable[int]] = ..., planned: _Optional[int] = ..., writing: _Optional[int] = ..., retained: _Optional[_Iterable[int]] = ..., newest: _Optional[int] = ...) -> None: ...
+    def __init__(self, decided: _Optional[bool] = ..., rounds: _Optional[int] = ..., snapshots: _Optional[_Iterable[int]] = ..., planned: _Optional[int] = ..., writing: _Optional[int] = ..., retained: _Optional[_Iterable[int]] = ..., newest: _Optional[int] = ...) -> None: ...
 
 class PlanSnapshotRequest(_message.Message):
     __slots__ = ("round",)
@@ -454,7 +450,7 @@ class PlanSnapshotReply(_message.Message):
     ROUNDS_FIELD_NUMBER: _ClassVar[int]
     accepted: bool
     rounds: int
-    def __init__(self, accepted: bool = ..., rounds: _Optional[int] = ...) -> None: ...
+    def __init__(self, accepted: _Optional[bool] = ..., rounds: _Optional[int] = ...) -> None: ...
 
 class RetainSnapshotsRequest(_message.Message):
     __slots__ = ("rounds",)

@@ -1,4 +1,4 @@
-"""Where the rows of a table's last look-ups are: what a trainer pulls is mostly what it pushes gradients of next."""
+"""Cache of the rows of a table's last look-ups: a trainer mostly pushes gradients of the ids that it pulled."""
 
 import threading
 from typing import Any, NamedTuple
@@ -31,13 +31,13 @@ class RecentRows:
         self._lock = threading.Lock()
 
     def add(self, ids: Array, groups: Groups, rows: Array) -> None:
-        """Remember what a look-up has found."""
+        """Remember the rows of a look-up."""
         if len(ids) <= _MOST_IDS:
             with self._lock:
                 self._found = [FoundRows(ids, groups, rows), *self._found[: _MOST - 1]]
 
     def of(self, ids: Array) -> FoundRows | None:
-        """Return what the last look-up of the same ids, in the same order, has found."""
+        """Return the rows of the last look-up of the same ids in the same order."""
         for found in self._found:
             if ids is found.ids or (
                 len(ids) == len(found.ids)

@@ -1,4 +1,4 @@
-"""What a server writes into the job's record: its tables, and what it does in a second."""
+"""Entries of a server in the job's record: tables, and work per second."""
 
 import time
 from collections.abc import Callable, Mapping

@@ -1,8 +1,8 @@
-"""The recovery line of a synchronous job: which snapshots its servers begin with, and at which rounds they write them.
+"""Recovery line of a synchronous job: the snapshots to begin with, and the rounds to write snapshots at.
 
-Server 0 speaks for all. When servers start again it asks each for its snapshots and decides; the
-others ask it. While they serve it names a round, a little ahead; each server cuts right after that
-round; when all have written, all are told to retain it and the one before. So there is always a
+Server 0 is the coordinator. When servers start again it asks each for its snapshots and decides; the
+rest ask server 0. During training it names a round, a little ahead. Each server takes its view right after
+that round. When all have written, all are told to retain it and the one before. So there is always a
 round that every server can go back to, whichever processes are lost, and a server that is started
 again by itself finds snapshots that the trainers can bring up to date.
 """
@@ -30,7 +30,7 @@ logger = logging.getLogger(__name__)
 
 
 class Peers:
-    """The servers of a job, as one of them sees the others.
+    """Servers of a job, as seen from one server.
 
     Args:
         endpoints: of all servers, in the job's order.
@@ -81,11 +81,11 @@ class Peers:
         if line and not chosen:
             held = {0: rounds} | {number: list(reply.snapshots) for number, reply in zip(self._connections, replies)}
             raise errors.ServerError(
-                f"all servers had snapshots of round {line}, and now they have none in common: "
+                f"all servers had snapshots of round {line}, and now have no common round: "
                 + "; ".join(
                     f"server {number}: {', '.join(map(str, found)) or 'none'}" for number, found in held.items()
                 )
-                + ". Put back the folder that is missing, or remove all of them to begin anew"
+                + ". Put back the missing folder, or remove the folders of all servers to begin anew"
             )
         peers = dict(zip(self._connections, replies))
         newest = max([newest, *(reply.newest for reply in replies if not reply.decided)])
@@ -95,7 +95,7 @@ class Peers:
 
     @staticmethod
     def _why_not(number: int, own: Sequence[int], peers: Mapping[int, pb.RecoveryReply]) -> str:
-        """Return why servers do not go on from a round that one of them had a snapshot of."""
+        """Return the reason why servers do not go on from a round that a server had a snapshot of."""
         held = {0: own} | {n: reply.snapshots for n, reply in peers.items() if not reply.decided}
         reasons = [
             f"server {n} has no whole snapshot of it (it has {', '.join(map(str, found)) or 'none'})"
@@ -175,7 +175,7 @@ class Coordinator:
                 logger.exception("no snapshot of all servers")
 
     def _planned(self) -> int:
-        """The round that all servers are going to cut at; 0 where none could be agreed upon."""
+        """Return the round of the next snapshot of all servers; 0 if the servers could not agree."""
         rate, lead = self._rate(), _LEAST_LEAD
         for _ in range(_TRIES):
             start = time.monotonic()
@@ -188,18 +188,18 @@ class Coordinator:
             if all(reply.accepted for reply in self._all("PlanSnapshot", plan, self._service.plan_snapshot)):
                 return number
             lead *= 2
-        logger.warning("no snapshot of all servers: they do not find a round that is ahead of all of them")
+        logger.warning("no snapshot of all servers: no round is ahead of all servers")
         return 0
 
     def _where_they_stand(self) -> list[pb.RecoveryReply]:
-        """What all servers say when none of them writes any more."""
+        """Return the answers of all servers when no server writes any more."""
         while True:
             replies = self._all("Recovery", pb.RecoveryRequest(), self._service.recovery)
             if not any(reply.writing for reply in replies) or self._ended.wait(_LOOK_S):
                 return replies
 
     def _rate(self) -> float:
-        """Rounds per second since it was last asked."""
+        """Return the rounds per second since the last call."""
         (before, rounds), self._seen = self._seen, (time.monotonic(), self._service.store.rounds)
         return (self._seen[1] - rounds) / max(self._seen[0] - before, 1e-3)
 
@@ -213,10 +213,7 @@ class Coordinator:
                 reply.rounds >= number and reply.writing != number and number not in reply.snapshots
                 for reply in replies
             ):
-                logger.warning(
-                    "no snapshot of all servers after round %d: not every server could write it",
-                    number,
-                )
+                logger.warning("no snapshot of all servers after round %d: not every server could write it", number)
                 return False
         return False
 
@@ -225,11 +222,7 @@ class Coordinator:
         replies = self._all("Recovery", pb.RecoveryRequest(), self._service.recovery)
         common = set[int].intersection(*(set(reply.snapshots) for reply in replies))
         rounds = sorted(r for r in common if r <= number)[-2:]
-        self._all(
-            "RetainSnapshots",
-            pb.RetainSnapshotsRequest(rounds=rounds),
-            self._service.retain_snapshots,
-        )
+        self._all("RetainSnapshots", pb.RetainSnapshotsRequest(rounds=rounds), self._service.retain_snapshots)
         logger.info("all servers have a snapshot of round %d", number)
 
     def _all(self, method: str, request: Any, own: Callable[[Any], Any]) -> list[Any]:

@@ -1,4 +1,4 @@
-"""A trainer's calls to one server: those without an answer yet, and those to replay when the server is restored."""
+"""Pending calls of a trainer to one server, and the calls to replay when the server is restored."""
 
 import contextlib
 import threading
@@ -21,7 +21,7 @@ class SequenceNumbers:
 
     @contextlib.contextmanager
     def next(self) -> Iterator[tuple[int, int]]:
-        """Number a call: yields its (sequence, lowest pending sequence).
+        """Take the next number for a call; yield (sequence, lowest pending sequence).
 
         It is pending while the context lasts.
         """
@@ -36,14 +36,14 @@ class SequenceNumbers:
                 self._open.discard(sequence)
 
     def outstanding(self, sequence: int) -> int:
-        """Return the lowest of this sequence and of those that are pending."""
+        """Return the lowest of this sequence and the pending ones."""
         with self._lock:
             return min([sequence, *self._open])
 
 
 @dataclass
 class LoggedCall:
-    """An acknowledged call: a push, a shrink, or a pull whose shows count.
+    """Acknowledged call: a push, a shrink, or a pull that counts shows.
 
     Attributes:
         caller: of the request.

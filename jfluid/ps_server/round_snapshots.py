@@ -33,7 +33,7 @@ class _Line(validation.Spec):
 
 
 class RoundSnapshots:
-    """Plans, writes and retains them. Safe for threads.
+    """Planner, writer and keeper of the snapshots of rounds. Safe for threads.
 
     Args:
         folder: this server's own.
@@ -144,7 +144,7 @@ class RoundSnapshots:
             return True
 
     def on_round(self, number: int) -> None:
-        """A round was applied, and no other change goes on."""
+        """Write a snapshot if this round was planned; called after a round, while no other change goes on."""
         with self._changed:
             if number != self._planned:
                 if number > self._planned:
@@ -155,10 +155,7 @@ class RoundSnapshots:
         try:
             view, left = open_view.enter_context(self._store.view()), self._left()
             threading.Thread(
-                target=self._write,
-                args=[number, view, left, open_view],
-                name="jfluid-ps-snapshot",
-                daemon=True,
+                target=self._write, args=[number, view, left, open_view], name="jfluid-ps-snapshot", daemon=True
             ).start()
         except Exception:
             logger.exception("no snapshot of round %d could be taken", number)
@@ -195,7 +192,7 @@ class RoundSnapshots:
             return self._changed.wait_for(lambda: not self._writing, timeout_s)
 
     def retain(self, rounds: Sequence[int]) -> None:
-        """All servers have snapshots of these rounds: others but the newest of this server may go."""
+        """Keep the snapshots of these rounds, which all servers have, and the newest; older ones may go."""
         with self._changed:
             missing = [r for r in rounds if r not in self._found]
             if missing or not rounds:
@@ -211,7 +208,7 @@ class RoundSnapshots:
             self._on_durable(name, *ledgers)
 
     def _prune(self) -> None:
-        """Remove what is neither the newest nor retained."""
+        """Remove snapshots that are neither the newest nor retained."""
         # one that is just being written would look as if nobody wrote it any more
         with self._files:
             with self._changed:
@@ -234,7 +231,7 @@ class RoundSnapshots:
             return []
 
     def _write_retained(self) -> None:
-        """Raises OSError when the disk does not take it."""
+        """Write the list of retained snapshots. Raises OSError when the disk does not take it."""
         path = self.folder / _RETAINED
         fresh = path.with_suffix(".partial")
         with open(fresh, "w", opener=private_files.create) as file:

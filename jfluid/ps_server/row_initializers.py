@@ -23,14 +23,14 @@ def _key(seed, id_):
 
 @kernel
 def _unit(key, element, attempt):
-    """A number of (0, 1) with 52 random bits."""
+    """Return a number of (0, 1) with 52 random bits."""
     bits = mix(key + np.uint64(element) * _STEP + np.uint64(attempt) * _ATTEMPT)
     return (np.float64(bits >> np.uint64(12)) + 0.5) * (2.0 * _UNIT)
 
 
 @kernel
 def _gauss(key, element, attempt):
-    """A standard normal number (Box and Muller)."""
+    """Return a standard normal number (Box and Muller)."""
     radius = math.sqrt(-2.0 * math.log(_unit(key, element, 2 * attempt)))
     return radius * math.cos(2.0 * math.pi * _unit(key, element, 2 * attempt + 1))
 
@@ -66,7 +66,7 @@ def fill_absent(rows, order, ids, out, seed, kind, first, second):
 
 @kernel
 def drawn_below(seed, ids, shows, probability):
-    """bool [n]: for each id whether its draw number `shows` is below the probability."""
+    """Return bool [n]: True where draw number `shows` of an id is below the probability."""
     out = np.empty(len(ids), np.bool_)
     for i in range(len(ids)):
         out[i] = _unit(_key(~seed, ids[i]), shows[i], 0) < probability
@@ -74,7 +74,7 @@ def drawn_below(seed, ids, shows, probability):
 
 
 def encoded(initializer: validation.Spec) -> tuple[int, float, float]:
-    """Return (kind, first, second) of an initializer, as `fill` takes them."""
+    """Return (kind, first, second) of an initializer: the arguments of `fill`."""
     match initializer:
         case specs.Constant(value=value):
             return CONSTANT, value, 0.0

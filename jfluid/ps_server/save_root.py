@@ -7,7 +7,7 @@ from jfluid import errors
 
 
 def folder_below(path: str, root: Path | None) -> Path:
-    """The folder of a call.
+    """Return the folder of a call.
 
     Raises ServerError for one that is not below the root when links and `..` are followed.
     """

@@ -42,7 +42,7 @@ _BY_DEFAULT = ServerVariables()
 
 
 class Settings(validation.Spec):
-    """How a server runs.
+    """Settings of a server.
 
     Attributes:
         token: the job's secret, which every call must prove to know; 16 to 1024 characters.
@@ -103,18 +103,10 @@ class Server:
         self.settings, self.store = settings, store if store is not None else Store()
         self.store.cap.most_rows, self.store.cap.most_bytes = settings.max_rows, settings.max_bytes
         self.trainer_group = TrainerGroup(
-            self.store,
-            settings.trainers,
-            settings.silence_s,
-            settings.on_silence,
-            start_s=settings.start_s,
+            self.store, settings.trainers, settings.silence_s, settings.on_silence, start_s=settings.start_s
         )
         self.service = Service(
-            self.store,
-            self.trainer_group,
-            settings.server,
-            settings.servers,
-            save_root=settings.save_root,
+            self.store, self.trainer_group, settings.server, settings.servers, save_root=settings.save_root
         )
         # A call that waits for other trainers keeps its thread, as long as its caller is there.
         self._threads = ThreadPoolExecutor(16 + 4 * settings.trainers, thread_name_prefix="jfluid-ps")
@@ -174,12 +166,14 @@ class Server:
                 self._ended.set()
 
     def wait(self, timeout_s: float | None = None) -> bool:
-        """Wait until all trainers have left or the job has failed (with `end_with_trainers`), or
-        `stop` was called; False when the time is up."""
+        """Wait for the end of the job (with `end_with_trainers`) or for `stop`; False when the time is up.
+
+        The job ends when all trainers have left, or when it has failed.
+        """
         return self._ended.wait(timeout_s)
 
     def stop(self, grace_s: float = 5.0) -> None:
-        """Take no more calls; those under way have `grace_s` seconds."""
+        """Take no more calls; give pending calls `grace_s` seconds."""
         self._ended.set()
         stopped = self._grpc.stop(grace_s)
         for local in (self.service.buffers, self.service.streams):
@@ -187,7 +181,7 @@ class Server:
         for local in (self.service.buffers, self.service.streams):
             local.end(grace_s)
         if not stopped.wait(grace_s + _CANCELLED_S):
-            logger.warning("gRPC still waits for calls that were cancelled; going on without them")
+            logger.warning("gRPC still waits for calls that were cancelled; going on without the calls")
         self._threads.shutdown(wait=False)
         if self._watch.is_alive():
             self._watch.join(_CANCELLED_S)
@@ -202,8 +196,10 @@ class Server:
 
 
 def _metrics_tokens(settings: Settings) -> list[str]:
-    """The tokens with which metrics may be asked for: what follows from the job's secret; and on
-    this machine from that of this user, who need not know the secrets that launchers make."""
+    """Return the tokens that the metrics endpoint accepts: the job's, and on this host also this user's.
+
+    A user need not know the secrets that launchers make.
+    """
     tokens = [secret.metrics_token(settings.token)]
     if secret.is_loopback(settings.host):
         try:

@@ -1,6 +1,4 @@
-"""ServerConnections: one trainer's connections to all servers of its job, and what it does at all of
-them: calls at the same time, joining, heartbeats, barriers, leaving.
-"""
+"""Connections of one trainer to all servers: concurrent calls, joining, heartbeats, barriers, leaving."""
 
 import contextlib
 import itertools
@@ -16,11 +14,8 @@ import grpc
 
 from jfluid import errors
 from jfluid.ps_server import ps_pb2 as pb
-from jfluid.ps_server import wire
 from jfluid.ps_server.connection import ServerConnection
 from jfluid.ps_server.errors import RollbackError
-from jfluid.ps_server.lanes import BegunPush, BegunPushes
-from jfluid.ps_server.sharded_pull import ShardedPull
 from jfluid.ps_server.zero_copy import OutgoingRequest
 
 # For how long a trainer that has left stays reachable, so that a restarted server can ask it for
@@ -70,10 +65,10 @@ class ServerConnections:
             ServerConnection(endpoint, token, credentials, timeout_s, trainer, keep_bytes, share_memory)
             for endpoint in endpoints
         ]
-        self._connections[0].on_restart = self._tell_passages
+        self._connections[0].on_restart = self._tell_generations
         for connection in self._connections:
             connection.on_rollback = self._end
-        self._passages: dict[str, Iterator[int]] = {}
+        self._generations: dict[str, Iterator[int]] = {}
         self._passed: dict[str, int] = {}
         self._lock, self._entering = threading.Lock(), threading.Lock()
         self._threads = ThreadPoolExecutor(32 * len(endpoints), thread_name_prefix="jfluid-ps-client")
@@ -93,17 +88,13 @@ class ServerConnections:
         return len(self._connections)
 
     def everywhere(
-        self,
-        function: Callable[[int], Any],
-        quick: bool = False,
-        meanwhile: Callable[[], None] = lambda: None,
+        self, function: Callable[[int], Any], quick: bool = False, meanwhile: Callable[[], None] = lambda: None
     ) -> list[Any]:
-        """Call `function` with the number of every server, all at the same time; returns what it
-        returned, in the order of the servers.
+        """Call `function` with the number of every server concurrently; return the results in the order of the servers.
 
         Args:
-            quick: no call waits for other trainers, so this thread may make one of them itself,
-                although it then learns of errors of the others only after its own answer.
+            quick: no call waits for other trainers, so this thread may make one of the calls itself. It then learns
+                of errors of the other calls only after its own answer.
             meanwhile: called when other threads have begun their calls, and this one has made its.
         """
         *others, last = range(len(self._connections))
@@ -126,7 +117,7 @@ class ServerConnections:
         quick: bool,
         meanwhile: Callable[[], None] | None,
     ) -> list[Any]:
-        """What `send` returns for each server.
+        """Send a request to each server; return the results of `send`.
 
         `meanwhile` is called when all requests are on their way: before that the interpreter would keep the
         threads from sending them.
@@ -155,28 +146,6 @@ class ServerConnections:
         requests[own].on_sent = all_sent
         return self.everywhere(answer, quick)
 
-    def begin(self, requests: list[OutgoingRequest], pull: ShardedPull, round: int) -> BegunPushes | None:
-        """Begin to push these, each to its server (see Client.begin_push)."""
-        pushes: list[BegunPush] = []
-        for connection, request, size in zip(self._connections, requests, pull.sizes, strict=True):
-            most = size + wire.OVERHEAD if size else 0
-            begun = connection.begun(request, most) if self.entered else None
-            if begun is None:
-                for taken in pushes:
-                    taken.lane.give()
-                return None
-            pushes.append(begun)
-        places = contextlib.ExitStack()
-        for push, connection, request in zip(pushes, self._connections, requests, strict=True):
-            place = places.enter_context(connection.pushes.next())
-            request.push.message.caller.CopyFrom(self.caller(*place))
-            request.push.message.round = round
-            if request.pulls:
-                place = places.enter_context(connection.pulls.next())
-                request.pull.caller.CopyFrom(self.caller(*place))
-            push.post(request)
-        return BegunPushes(requests, pushes, places, round, pull)
-
     # ---- the trainer in the job ------------------------------------------------------------------
 
     @property
@@ -186,13 +155,14 @@ class ServerConnections:
 
     @property
     def entered(self) -> bool:
-        """Whether this trainer has an incarnation: it has joined the job, or was given one."""
+        """True if this trainer has an incarnation: it has joined the job, or was given one."""
         return bool(self._incarnation)
 
     def enter(self) -> int:
-        """Join the job as the trainer of this number, unless it has joined; returns the
-        incarnation, which is higher than any that a server knew. When this returns no call of an
-        earlier one is begun any more.
+        """Join the job as the trainer of this number, unless it has joined; return the incarnation.
+
+        The incarnation is higher than any that a server knew. When this returns no call of an earlier one
+        is begun any more.
         """
         with self._entering:
             self._begin_beats()
@@ -210,17 +180,12 @@ class ServerConnections:
             return self._incarnation
 
     def caller(self, sequence: int = 0, outstanding: int = 0) -> pb.Caller:
-        """Who calls, for the requests that only trainers make: joins the job first.
+        """Return the Caller message for requests that only trainers make; join the job first.
 
         Args:
             sequence, outstanding: of a request that changes a server (see SequenceNumbers).
         """
-        return pb.Caller(
-            trainer=self.trainer,
-            incarnation=self.incarnation,
-            sequence=sequence,
-            outstanding=outstanding,
-        )
+        return pb.Caller(trainer=self.trainer, incarnation=self.incarnation, sequence=sequence, outstanding=outstanding)
 
     def _begin_beats(self) -> None:
         # A thread for each server: one that does not answer must not make this trainer silent to
@@ -238,7 +203,7 @@ class ServerConnections:
                     logger.warning("heartbeat: %s", error)
 
     def look(self, first: int = 0) -> None:
-        """Find servers from number `first` on that have restarted, and send them what they lack."""
+        """Find restarted servers, from number `first` on, and send each the calls that it lacks."""
 
         def look(number: int) -> None:
             if number >= first:
@@ -250,13 +215,11 @@ class ServerConnections:
     # ---- barriers --------------------------------------------------------------------------------
 
     def barrier(self, name: str, number: int | None) -> None:
-        """Wait at server 0 until all trainers have reached passage `number` of the barrier; None is
-        the one after the last.
-        """
+        """Wait at server 0 until all trainers have reached generation `number` of the barrier; None for the next one."""
         self.enter()
         if number is None:
             with self._lock:
-                number = next(self._passages.setdefault(name, itertools.count(1)))
+                number = next(self._generations.setdefault(name, itertools.count(1)))
         self.look(first=1)
         request = pb.BarrierRequest(caller=self.caller(), name=name, number=number)
         self._connections[0].current(
@@ -265,15 +228,12 @@ class ServerConnections:
         with self._lock:
             self._passed[name] = max(self._passed.get(name, 0), number)
 
-    def _tell_passages(self, connection: ServerConnection) -> None:
+    def _tell_generations(self, connection: ServerConnection) -> None:
         """Tell a restarted server 0 which barriers this trainer has passed: it decides by that whom it lets through."""
         with self._lock:
             passed = dict(self._passed)
         for name, number in passed.items():
-            connection.call(
-                "Barrier",
-                pb.BarrierRequest(caller=self.caller(), name=name, number=number, passed=True),
-            )
+            connection.call("Barrier", pb.BarrierRequest(caller=self.caller(), name=name, number=number, passed=True))
 
     # ---- the end ---------------------------------------------------------------------------------
 

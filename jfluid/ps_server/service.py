@@ -1,4 +1,4 @@
-"""What a server does with each call."""
+"""The calls of a server."""
 
 import functools
 import logging
@@ -18,7 +18,6 @@ from jfluid.ps_server import ps_pb2 as pb
 from jfluid.ps_server import snapshot, specs, validation, wire
 from jfluid.ps_server.cancellation import Alive, always, held
 from jfluid.ps_server.dense import Block
-from jfluid.ps_server.direct_calls import DirectCalls
 from jfluid.ps_server.errors import (
     JobFailedError,
     NotReadyError,
@@ -32,9 +31,10 @@ from jfluid.ps_server.ledger import Call
 from jfluid.ps_server.metrics import Metrics
 from jfluid.ps_server.round_snapshots import RoundSnapshots
 from jfluid.ps_server.save_root import folder_below
+from jfluid.ps_server.served_channels import answering
 from jfluid.ps_server.shared_memory import AttachedBuffers, random_name
+from jfluid.ps_server.socket_channels import ServedStreams
 from jfluid.ps_server.store import BlockUpdate, Change, RowsUpdate, Store, StoreView, Wanted
-from jfluid.ps_server.stream_calls import ServedStreams
 from jfluid.ps_server.sync_rounds import TrainerGroup
 from jfluid.record.profiles import CALLS
 
@@ -55,7 +55,7 @@ logger = logging.getLogger(__name__)
 
 
 class _CheckedPull(NamedTuple):
-    """A pull that can be answered: whose it is, None for one that changes nothing, and what it asks for."""
+    """Pull that can be answered: its place in the trainer's calls (None if it changes nothing), rows and blocks."""
 
     call: Call | None
     wanted: list[Wanted]
@@ -63,7 +63,7 @@ class _CheckedPull(NamedTuple):
 
 
 class Service:
-    """The calls, as functions from message to message; `handlers` puts them onto gRPC.
+    """Calls as functions from message to message; `handlers` puts the functions onto gRPC.
 
     Args:
         server, servers: this is server number `server` (from 0) of `servers`.
@@ -84,19 +84,14 @@ class Service:
         metrics: Metrics | None = None,
         save_root: Path | None = None,
     ):
-        self.store, self.trainer_group, self.server, self.servers = (
-            store,
-            trainer_group,
-            server,
-            servers,
-        )
+        self.store, self.trainer_group, self.server, self.servers = (store, trainer_group, server, servers)
         self.metrics = metrics or Metrics(store)
         self.save_root = None if save_root is None else Path(os.path.realpath(save_root))
         self.incarnation = random_name()  # of this process of the server; 0 stands for any
         self.snapshot = ""
-        direct = DirectCalls(self, self.metrics, self._answered)
-        self.buffers = AttachedBuffers(wire.LARGEST_MESSAGE, direct.local)
-        self.streams = ServedStreams(wire.LARGEST_MESSAGE + wire.OVERHEAD, direct.streamed)
+        answer = answering(self, self.metrics, self._answered)
+        self.buffers = AttachedBuffers(wire.LARGEST_MESSAGE, answer, lambda: self.metrics.part("reply"))
+        self.streams = ServedStreams(wire.LARGEST_MESSAGE + wire.OVERHEAD, answer)
         self.ready = threading.Event()
         self.ready.set()
         self.round_snapshots: RoundSnapshots | None = None
@@ -154,12 +149,7 @@ class Service:
         )
 
     def _applied(
-        self,
-        call: Call,
-        request: pb.PushRequest,
-        rows: list[RowsUpdate],
-        blocks: list[BlockUpdate],
-        alive: Alive,
+        self, call: Call, request: pb.PushRequest, rows: list[RowsUpdate], blocks: list[BlockUpdate], alive: Alive
     ) -> bool:
         """Apply checked updates, now or in their round; False for a duplicate."""
         if request.round:
@@ -180,7 +170,7 @@ class Service:
             raise RestartedError(f"this server has started again, as incarnation {self.incarnation}")
 
     def _count(self, rows: list[RowsUpdate], blocks: list[BlockUpdate], trainer: int) -> None:
-        """Count what was applied, and how many other updates were between a trainer's pull and its gradients."""
+        """Count applied updates, and the updates between a trainer's pull and its gradients."""
         pulled = self._pulled.get(trainer, {})
         steps = [(u.table, self.store.tables[u.table].step) for u in rows if u.change == Change.GRADIENT]
         steps += [
@@ -198,7 +188,7 @@ class Service:
         return self._pulled_after(request, self._checked_pull(request, limit), alive)
 
     def _pulled_after(self, request: pb.PullRequest, checked: _CheckedPull, alive: Alive) -> wire.PullReply:
-        """What a pull asks for, when its round was applied."""
+        """Answer a pull when its round was applied."""
         if request.confirm and checked.call:
             self.trainer_group.confirm(checked.call.trainer, checked.call.incarnation, request.round)
         if request.round > self.store.rounds:
@@ -208,7 +198,7 @@ class Service:
             return self._pulled_now(request, checked, alive)
 
     def _pulled_now(self, request: pb.PullRequest, checked: _CheckedPull, alive: Alive) -> wire.PullReply:
-        """What a checked pull asks for, as it is now."""
+        """Answer a checked pull with the current values."""
         call, wanted, blocks = checked
         reply = wire.PullReply(self.store.rounds, self.incarnation)
         pulled = self._pulled.setdefault(call.trainer, {}) if call else {}
@@ -236,13 +226,13 @@ class Service:
         return reply
 
     def _checked_pull(self, request: pb.PullRequest, limit: int) -> _CheckedPull:
-        """A pull that can be answered. Raises ServerError for another."""
+        """Check a pull. Raises ServerError for a pull that cannot be answered."""
         call = wire.call_of(request.caller) if request.HasField("caller") else None
         if call:
             self._heard(request.caller)
         self._meant(request.server_incarnation)
         if request.confirm and call is None:
-            raise errors.ServerError("confirm: expected the trainer whose gradients are meant (caller)")
+            raise errors.ServerError("confirm: expected the trainer of the gradients (caller)")
         return _CheckedPull(call, *wire.wanted(request, self.store, limit))
 
     def _read(self, wanted: list[Wanted], train: bool, reply: wire.PullReply) -> None:
@@ -260,7 +250,7 @@ class Service:
             # before the push is applied
             checked = self._checked_pull(request.pull, limit)
             if request.pull.confirm:
-                raise errors.ServerError("confirm: expected a pull of its own, not an exchange")
+                raise errors.ServerError("confirm: expected a separate pull, not an exchange")
             self.store.check_capacity(wanted=checked.wanted if checked.call else ())
             layout = self.store.layout
             push = self._pushed(call, request.push, alive)
@@ -300,7 +290,7 @@ class Service:
         # Does not count as a trainer's call: readers attach, too, and must not end the incarnation
         # of the trainer of that number.
         return pb.AttachReply(
-            lane=self.buffers.attach(request) if request.process else 0,
+            buffer=self.buffers.attach(request) if request.process else 0,
             port=self.streams.port,
             beside=self.streams.beside,
         )
@@ -342,7 +332,7 @@ class Service:
             return self._saved
 
     def save_alone(self, folder: Path) -> pb.SaveReply:
-        """Write a snapshot of this server alone, not as a part of one of all servers; the one before is retained, too.
+        """Write a snapshot of this server alone, outside of the snapshots of all servers; retain the previous one, too.
 
         Raises OSError.
         """
@@ -355,7 +345,7 @@ class Service:
     def _write(
         self, folder: Path, name: str, only: Sequence[str] = (), alone: bool = False
     ) -> tuple[pb.SaveReply, StoreView]:
-        """(the reply, the view of the store that was written, whose rows can no longer be read)."""
+        """Write a snapshot; return the reply and the written view of the store, with rows that can no longer be read."""
         start, number = time.monotonic(), (0, 1) if alone else (self.server, self.servers)
         left = self.trainer_group.left()
         with self.store.view(only) as view:
@@ -429,7 +419,7 @@ class Service:
     def recovery(self, request: pb.RecoveryRequest, alive: Alive = always) -> pb.RecoveryReply:
         if self.round_snapshots is None:
             raise StateError(
-                "this server writes no snapshots of rounds; give all servers of the job the same folder for them"
+                "this server writes no snapshots of rounds; give all servers of the job the same snapshot folder"
             )
         return self.round_snapshots.status()
 
@@ -500,13 +490,9 @@ class Service:
         yield from wire.chunked(b"".join(self._answered("Stream", context.abort, 0, exchange)))
 
     def _answered(
-        self,
-        name: str,
-        abort: Callable[[grpc.StatusCode, str], Any],
-        size: int,
-        function: Callable[[], Any],
+        self, name: str, abort: Callable[[grpc.StatusCode, str], Any], size: int, function: Callable[[], Any]
     ) -> list[Any]:
-        """The serialized answer, in pieces; an error becomes a status with its message."""
+        """Return the serialized answer, in pieces; an error becomes a status with its message."""
         start, status = time.perf_counter(), grpc.StatusCode.OK
         try:
             if not (self.ready.is_set() or name == "Recovery"):

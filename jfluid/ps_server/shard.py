@@ -1,4 +1,4 @@
-"""One shard of a table: an index over pages of rows. Callers hold its lock."""
+"""Shard of a table: an index over pages of rows. Callers hold its lock."""
 
 import contextlib
 import mmap
@@ -25,8 +25,10 @@ NO_COUNTS = np.zeros(0, np.uint32)
 
 
 def _zeros(capacity: int) -> Array:
-    """uint32 [capacity] in a mapping of its own, which returns to the system as a whole: indexes
-    are replaced while a table grows, and would fragment the heap."""
+    """Return zeros uint32 [capacity] in a separate mapping, which returns to the system as a whole.
+
+    Indexes are replaced while a table grows, and would fragment the heap.
+    """
     if 4 * capacity < 1 << 20:
         return np.zeros(capacity, np.uint32)
     memory = mmap.mmap(-1, 4 * capacity)
@@ -87,18 +89,14 @@ class Shard:
         self.page_bits = min(fitting, _MOST_ROWS_IN_A_PAGE).bit_length() - 1
         self.heads, self.bodies = _Pages(), _Pages()
         self._initializer, self._slots = initializer, slots
-        self._reserved, self._count, self._secret = (
-            reserved,
-            reserved[COUNT : COUNT + 1],
-            kernels.SECRET,
-        )
+        self._reserved, self._count, self._secret = (reserved, reserved[COUNT : COUNT + 1], kernels.SECRET)
         self.growths = 0
         self.index = _zeros(_SMALLEST)
         self._saving: _Saving | None = None
 
     @property
     def count(self) -> int:
-        """The number of rows; they are numbered 0 ... count - 1."""
+        """Number of rows; rows are numbered 0 ... count - 1."""
         return int(self._reserved[COUNT])
 
     def _row_bits(self, entries: Array) -> int:
@@ -118,8 +116,7 @@ class Shard:
         self.index = entries
 
     def make_room(self, ids: Array, order: Array) -> int:
-        """Allocate memory for the rows that ids[order] may need, beside those reserved already;
-        returns how many these are.
+        """Allocate memory for the rows that ids[order] may need, beside reserved rows; return the number of rows.
 
         Needs the lock of the Reservations, too. Raises MemoryError, and ServerError where a shard
         cannot have so many: then the rows are as they were.
@@ -150,14 +147,14 @@ class Shard:
         return self._located(ids, order, -1, 0)
 
     def insert(self, ids: Array, order: Array, step: int) -> Array:
-        """Return int64 [n]: the row of ids[order[i]]; ids without one get one, whose last touch is `step`.
+        """Return int64 [n]: the row of ids[order[i]]; an id without a row gets one, last touched at `step`.
 
         There must be room.
         """
         return self._located(ids, order, int(self._reserved[LIMIT]), step)
 
     def still(self, ids: Array, order: Array, rows: Array) -> bool:
-        """Return whether all ids[order[i]] have the row that they had once, rows[i]."""
+        """Return True if all ids[order[i]] still have row rows[i]."""
         return bool(index.leads_to(self.heads.addresses, self.page_bits, self.count, ids, order, rows))
 
     def _located(self, ids: Array, order: Array, limit: int, step: int) -> Array:
@@ -184,10 +181,7 @@ class Shard:
 
     def read(self, rows: Array) -> tuple[Array, Array]:
         """Return (heads [n] of kernels.HEAD, bodies float32 [n, stride]) of rows, copied."""
-        heads, bodies = (
-            np.empty((len(rows), 2), np.int64),
-            np.empty((len(rows), self.stride), np.float32),
-        )
+        heads, bodies = (np.empty((len(rows), 2), np.int64), np.empty((len(rows), self.stride), np.float32))
         kernels.read_rows(self.heads.addresses, *self.values, rows, heads, bodies)
         return heads.view(kernels.HEAD)[:, 0], bodies
 
@@ -225,7 +219,7 @@ class Shard:
 
     @property
     def values(self) -> tuple[Array, int, int]:
-        """(addresses of the pages of bodies, page_bits, stride), as kernels take them."""
+        """Return (addresses of the pages of bodies, page_bits, stride), as kernels take the pages."""
         return self.bodies.addresses, self.page_bits, self.stride
 
     @property
@@ -236,7 +230,7 @@ class Shard:
     # ---- a consistent view while rows change ----
 
     def begin_view(self) -> None:
-        """From now on preserve rows as they are, until `end_view`."""
+        """Preserve all current rows until `end_view`."""
         self._saving = _Saving(self.count)
 
     def preserve(self, rows: Array) -> None:
@@ -265,14 +259,14 @@ class Shard:
 
 
 class _Saving:
-    """The rows of a view that were read or copied, and the copies of those that changed before they were read."""
+    """Rows of a view that were read or copied, and copies of rows that changed before the view read the rows."""
 
     def __init__(self, count: int):
         self.taken = np.zeros(count, np.bool_)
         self.aside: list[tuple[Array, Array]] = []
 
     def missing(self, rows: Array) -> Array:
-        """Return those of `rows` that belong to the view and were neither read nor copied, each once."""
+        """Return the rows that belong to the view and were neither read nor copied, each once."""
         rows = rows[(rows >= 0) & (rows < len(self.taken))]
         return np.unique(rows[~self.taken[rows]])
 

@@ -1,4 +1,4 @@
-"""A client's pull from all servers: the request to each of them, and their answers merged."""
+"""Pull of a client from all servers: a request to each server, and the merged answers."""
 
 import math
 from collections.abc import Callable, Mapping, Sequence
@@ -47,7 +47,7 @@ class PullResult:
 
 
 class RowRequest(dict[str, Array]):
-    """Ids of rows by table (int64 [n], which may repeat), with what the caller can do until they come.
+    """Ids of rows by table (int64 [n], which may repeat), and work for the caller until the rows come.
 
     Args:
         meanwhile: called with this once, by the caller's thread, when the requests to all servers are
@@ -60,13 +60,13 @@ class RowRequest(dict[str, Array]):
         self._distinct: dict[str, tuple[Array, Array]] = {}
 
     def distinct(self, table: str) -> tuple[Array, Array]:
-        """Return (ids, inverse): those of a table, each once, and where every id went."""
+        """Return (ids, inverse) of a table: each id once, and the index of every id."""
         if table not in self._distinct:
             self._distinct[table] = kernels.distinct(checked_ids(table, self[table]))
         return self._distinct[table]
 
     def then(self, call: Callable[[], None]) -> "RowRequest":
-        """Return a request for the same rows until whose answer `call` is called, too, after what this one calls."""
+        """Return a request for the same rows that also calls `call` while servers answer, after this request's function."""
         other = RowRequest(self)
         other._distinct = self._distinct
 
@@ -82,12 +82,7 @@ class RowRequest(dict[str, Array]):
 class ShardedPull:
     """A pull from all servers: fills in the request to each, and merges their answers."""
 
-    def __init__(
-        self,
-        directory: Directory,
-        requests: list[OutgoingRequest],
-        blocks: Sequence[str],
-    ):
+    def __init__(self, directory: Directory, requests: list[OutgoingRequest], blocks: Sequence[str]):
         self._directory = directory
         self.meanwhile: Callable[[], None] | None = None
         # Of each table: its ids, their inverse, and each part with its position in the request to
@@ -105,8 +100,9 @@ class ShardedPull:
             self.sizes[block.server] += 4 * math.prod(block.shape) + _BESIDE_BLOCK
 
     def add_rows(self, requests: list[OutgoingRequest], rows: Mapping[str, Array], or_none: bool = False) -> None:
-        """Ask for rows, too; for none of them if `or_none` and no server has some of these ids, for
-        which ServerError is raised otherwise.
+        """Add rows to the request; if `or_none` and no server has some of the ids, add no rows.
+
+        Raises ServerError without `or_none`.
         """
         rows = rows if isinstance(rows, RowRequest) else RowRequest(rows)
         try:
@@ -184,7 +180,7 @@ class ShardedPull:
 
 
 def checked_ids(table: str, ids: Any) -> Array:
-    """Raises ServerError for anything but an array int64 [n]."""
+    """Return a contiguous array. Raises ServerError unless `ids` is int64 [n]."""
     if not isinstance(ids, np.ndarray) or ids.dtype != np.int64 or ids.ndim != 1:
         raise errors.ServerError(f"table {table}: ids: expected an array int64 [n], found {described(ids)}")
     return np.ascontiguousarray(ids)

@@ -1,4 +1,4 @@
-"""A client's push to all servers: which changes each of them gets."""
+"""Push of a client to all servers: the changes for each server."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -24,7 +24,7 @@ def add_pushes(
     change: Change,
     merged: bool,
 ) -> None:
-    """Add to the request to each server the changes of its rows and blocks.
+    """Add the changes of a server's rows and blocks to its request, for each server.
 
     The arguments are those of `Client.push`. Raises ServerError for arrays of another type or shape.
     """

@@ -13,34 +13,34 @@ One incarnation of one server has the other ends of a buffer's pipes: when it en
 buffer up, a call is lost, and the client sends it again over the network.
 """
 
+import contextlib
 import mmap
 import os
 import secrets
 import stat
 import threading
-import time
-from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from typing import Any
 
 import grpc
 
+from jfluid import errors
 from jfluid.ps_server import ps_pb2 as pb
-from jfluid.ps_server.cancellation import Alive
+from jfluid.ps_server import wire
 from jfluid.ps_server.errors import NotReadyError, TooLargeError
-from jfluid.ps_server.pipe_calls import CallPipes, ServedPipes, lost
+from jfluid.ps_server.pipe_calls import CallPipes, ServedPipes
+from jfluid.ps_server.served_channels import Answering, Received, ServedChannel, ServedChannels
+from jfluid.ps_server.transport import MOST, FastChannel, FastTransport
 
-SMALLEST = 1 << 16  # smaller messages are as fast over the network
-MOST = 4  # buffers of one client, and so its concurrent calls through shared memory
+_SMALL = 4096  # bytes of a reply that goes through the pipe
 _PROOF = 32
 _HEADER = mmap.PAGESIZE
-_NAME = "jfluid-lane"
+_NAME = "jfluid-buffer"
 
 
-class SharedBuffer:
-    """A header with the proof, then space for requests, and as much for a reply.
-
-    Calls are answered in turn; a large reply is to be read before another one that begins there is asked for.
+class SharedBuffer(FastChannel):
+    """A header with the proof, then space for a request, and as much for a reply.
 
     Attributes:
         capacity: the most bytes of a request, and of a reply.
@@ -50,59 +50,39 @@ class SharedBuffer:
 
     def __init__(self, file: int, capacity: int, pipes: CallPipes | None = None):
         self.capacity, self.name, self.pipes = capacity, 0, pipes
-        self._end = 0  # of the last request without an answer
-        self._replies: deque[int] = deque()  # where the reply of each of them begins
         self._memory = mmap.mmap(file, _HEADER + 2 * capacity)
         self._view = memoryview(self._memory)
 
-    @property
-    def idle(self) -> bool:
-        """Whether all that was posted has an answer."""
-        return not self._replies
-
     def fits(self, size: int) -> bool:
-        """Return whether there is room for a request of so many bytes behind those without an answer."""
-        return self._end + size <= self.capacity
+        return size <= self.capacity
 
-    def post(self, method: str, parts: Sequence[Any], reply_at: int = 0) -> None:
-        """Send a request that `fits`. Raises CallError where the server has ended.
-
-        Args:
-            reply_at: where its reply begins, if it is large: behind those that may be there still.
-        """
+    def post(self, method: str, parts: Sequence[Any]) -> None:
         assert self.pipes is not None  # a client's buffer has them
-        size = self._write(_HEADER + self._end, parts)
-        request = pb.LocalRequest(method=method, bytes=size, at=self._end, reply_at=reply_at)
-        self._replies.append(reply_at)
-        self._end += size
+        request = pb.LocalRequest(method=method, bytes=self._write(_HEADER, parts))
         self.pipes.post(request.SerializeToString())
 
     def answer(self, timeout_s: float | None, closed: Callable[[], bool] = lambda: False) -> bytes | memoryview:
-        """Return the reply to the first request without an answer, where it lies until the next call.
-
-        Raises what CallPipes.answer does.
-        """
         assert self.pipes is not None
-        try:
-            reply = pb.LocalReply.FromString(self.pipes.answer(timeout_s, closed))
-        finally:
-            at = self._replies.popleft()
-            self._end *= bool(self._replies)
-        if self._replies and at <= self._replies[0] < at + reply.bytes:
-            raise lost("an answer is longer than there was room for: the next one lies over it")
-        return reply.reply or self.reply(reply.bytes, at)
+        reply = pb.LocalReply.FromString(self.pipes.answer(timeout_s, closed))
+        return reply.reply or self.reply(reply.bytes)
 
-    def write_reply(self, parts: Sequence[Any], at: int = 0) -> int:
-        """Write the parts one after the other; returns their total size in bytes. They are to fit."""
-        return self._write(_HEADER + self.capacity + at, parts)
+    def shut(self) -> None:
+        """Do nothing: the server, which has ended, has hung up."""
 
-    def request(self, size: int, at: int = 0) -> memoryview:
-        """Return the request where it lies: the client may change it, so nothing of it is to be read twice."""
-        return self._read(_HEADER, size, at)
+    def close(self) -> None:
+        """Do nothing: memory and pipes are released with the last reference to the buffer."""
 
-    def reply(self, size: int, at: int = 0) -> memoryview:
-        """Return the reply where it lies, until the buffer serves another call."""
-        return self._read(_HEADER + self.capacity, size, at)
+    def write_reply(self, parts: Sequence[Any]) -> int:
+        """Write the pieces of a reply, which must fit, one after the other; return the size in bytes."""
+        return self._write(_HEADER + self.capacity, parts)
+
+    def request(self, size: int) -> memoryview:
+        """Return the request in place: the client may change it, so no byte may be read twice."""
+        return self._read(_HEADER, size)
+
+    def reply(self, size: int) -> memoryview:
+        """Return the reply in place, until the buffer serves the next call."""
+        return self._read(_HEADER + self.capacity, size)
 
     def _write(self, at: int, parts: Sequence[Any]) -> int:
         begin = at
@@ -111,21 +91,21 @@ class SharedBuffer:
             at += len(part)
         return at - begin
 
-    def _read(self, begin: int, size: int, at: int = 0) -> memoryview:
-        if at + size > self.capacity:
+    def _read(self, begin: int, size: int) -> memoryview:
+        if size > self.capacity:
             raise TooLargeError(f"a message of {size} bytes in a buffer of {self.capacity}")
-        return self._view[begin + at : begin + at + size].toreadonly()
+        return self._view[begin : begin + size].toreadonly()
 
 
 # ---- of a client ----
 
 
-class SharedBuffers:
-    """The buffers from one client to one server. Safe for threads.
+class SharedBuffers(FastTransport[SharedBuffer]):
+    """Transport to a server on this host through shared memory.
 
     Args:
         attach: announces a buffer to the server; returns the name that the server gave it, 0 when
-            the server is on another machine, None without an answer.
+            the server is on another host, None without an answer.
         wanted: False disables shared memory.
 
     Attributes:
@@ -133,32 +113,12 @@ class SharedBuffers:
     """
 
     def __init__(self, attach: Callable[[pb.AttachRequest], int | None], wanted: bool = True):
+        super().__init__(wanted and hasattr(os, "memfd_create"))
         self.client = random_name()
         self._attach = attach
-        self._possible = wanted and hasattr(os, "memfd_create")
-        self._lock, self._attaching = threading.Lock(), threading.Lock()
-        self._free: list[SharedBuffer] = []
-        self._taken: set[SharedBuffer] = set()
+        self._attaching = threading.Lock()
 
-    @property
-    def possible(self) -> bool:
-        """Whether the server may be on this machine, and memory shared with it."""
-        return self._possible
-
-    def take(self, capacity: int) -> SharedBuffer | None:
-        """Return a buffer for a call of so many bytes; None when there is none, or another call is creating one.
-
-        `give` it back after the call. If the call had no answer `drop` it instead: a late one may
-        still be written to it.
-        """
-        with self._lock:
-            if not self._possible or len(self._taken) >= MOST:
-                return None
-            buffer = next((buffer for buffer in self._free if buffer.capacity >= capacity), None)
-            if buffer is not None:
-                self._free.remove(buffer)
-                self._taken.add(buffer)
-                return buffer
+    def _make(self, size: int) -> SharedBuffer | None:
         if not self._attaching.acquire(blocking=False):
             return None
         try:
@@ -167,28 +127,13 @@ class SharedBuffers:
                     return None
                 self._free = []  # a larger one serves all calls
                 used = [other.name for other in self._taken]
-            buffer = self._made(capacity, used)
+            buffer = self._made(size, used)
             if buffer is not None:
                 with self._lock:
                     self._taken.add(buffer)
             return buffer
         finally:
             self._attaching.release()
-
-    def give(self, buffer: SharedBuffer) -> None:
-        with self._lock:
-            if buffer in self._taken:  # otherwise the server has restarted
-                self._taken.remove(buffer)
-                self._free.append(buffer)
-
-    def drop(self, buffer: SharedBuffer) -> None:
-        with self._lock:
-            self._taken.discard(buffer)
-
-    def forget(self) -> None:
-        """Forget all buffers: the server has restarted and knows none of them."""
-        with self._lock:
-            self._free, self._taken = [], set()
 
     def _made(self, capacity: int, used: list[int]) -> SharedBuffer | None:
         """Create a buffer and announce it to the server."""
@@ -224,7 +169,7 @@ class SharedBuffers:
         finally:
             os.close(file)
         if name == 0:
-            self._possible = False
+            self.possible = False
         buffer.name = name or 0
         return buffer if name else None
 
@@ -232,28 +177,75 @@ class SharedBuffers:
 # ---- of a server ----
 
 
-# What answers a request that came through a pipe: (buffer, request, whether the caller is there) to a
-# status of gRPC, and the answer or the reason for a refusal.
-Answering = Callable[[SharedBuffer, bytes, Alive], tuple[grpc.StatusCode, bytes]]
+class _ServedBuffer(ServedChannel):
+    """Server's end of a buffer and of the pipes to its client.
+
+    Args:
+        known: the server's buffers by name; the channel ends when its buffer is not among them.
+        writing: measures the writing of large replies.
+    """
+
+    def __init__(
+        self,
+        buffer: SharedBuffer,
+        pipes: ServedPipes,
+        known: Mapping[int, SharedBuffer],
+        writing: Callable[[], AbstractContextManager[object]],
+    ):
+        self.buffer, self._pipes, self._known, self._writing = buffer, pipes, known, writing
+
+    def receive(self) -> Received | None:
+        data = self._pipes.receive()
+        if not data or self.buffer.name not in self._known:
+            return None
+        asked = pb.LocalRequest()
+        with contextlib.suppress(errors.ServerError):  # a request without a method is refused
+            asked = wire.parsed(pb.LocalRequest, data)
+        size = int(asked.bytes)
+        return asked.method, len(data) + size, lambda: self.buffer.request(size)
+
+    def answer(self, code: grpc.StatusCode, parts: Sequence[Any]) -> None:
+        if code != grpc.StatusCode.OK:
+            self._pipes.answer(code, b"".join(parts))
+            return
+        if not _SMALL < sum(map(len, parts)) <= self.buffer.capacity:
+            reply = pb.LocalReply(reply=b"".join(parts))
+        else:
+            with self._writing():
+                reply = pb.LocalReply(bytes=self.buffer.write_reply(parts))
+        self._pipes.answer(code, reply.SerializeToString())
+
+    def there(self) -> bool:
+        return self._pipes.there()
+
+    def shut(self) -> None:
+        """Do nothing: a thread that waits for the caller also waits for the stop of the server."""
+
+    def close(self) -> None:
+        self._pipes.close()
 
 
-class AttachedBuffers:
-    """The buffers of a server, and a thread for each that waits for calls. Safe for threads."""
+class AttachedBuffers(ServedChannels[_ServedBuffer]):
+    """The shared buffers of a server. Safe for threads.
 
-    def __init__(self, largest: int, answering: Answering) -> None:
-        self._largest, self._answering = largest, answering
-        self._lock = threading.Lock()
+    Args:
+        largest: bytes of a message.
+        writing: measures the writing of large replies.
+    """
+
+    def __init__(
+        self,
+        largest: int,
+        answering: Answering,
+        writing: Callable[[], AbstractContextManager[object]] = contextlib.nullcontext,
+    ):
+        super().__init__(answering, "jfluid-ps-buffer")
+        self._largest, self._writing = largest, writing
         self._buffers: dict[int, SharedBuffer] = {}
         self._clients: dict[int, tuple[int, set[int]]] = {}  # client -> (process, its buffers)
-        self._threads: dict[int, threading.Thread] = {}
-        # the first hangs up when the second is closed
-        self._stopping: tuple[int, int] | None = None
-        self._stopped = self._ended = False
 
     def attach(self, request: pb.AttachRequest) -> int:
-        """Return the name of a new buffer; 0 when its file is not found: the caller is on another
-        machine, or is another user.
-        """
+        """Return the name of a new buffer; 0 if its file belongs to a different host or user."""
         if request.capacity > self._largest:
             raise TooLargeError(f"a buffer of {request.capacity} bytes each way; the limit is {self._largest}")
         buffer = _opened(request)
@@ -268,19 +260,15 @@ class AttachedBuffers:
                 raise NotReadyError("this server stops")
             if len(keep) >= MOST:
                 return 0
-            if self._stopping is None:
-                self._stopping = os.pipe()
             try:
-                pipes = ServedPipes(request.process, request.reads, request.writes, self._stopping[0])
+                pipes = ServedPipes(request.process, request.reads, request.writes, self._hang_up())
             except OSError:
                 return 0
             self._forget(known - keep)
             buffer.name = random_name()
             self._buffers[buffer.name] = buffer
             self._clients[request.client] = request.process, keep | {buffer.name}
-            thread = threading.Thread(target=self._serve, args=[buffer, pipes], name="jfluid-ps-lane", daemon=True)
-            self._threads[buffer.name] = thread
-            thread.start()
+            self._start(_ServedBuffer(buffer, pipes, self._buffers, self._writing))
             return buffer.name
 
     def leave(self, client: int) -> None:
@@ -288,49 +276,12 @@ class AttachedBuffers:
         with self._lock:
             self._forget(self._clients.pop(client, (0, set[int]()))[1])
 
-    def stop(self) -> None:
-        """Take no more calls."""
-        with self._lock:
-            if self._stopping is not None and not self._stopped:
-                os.close(self._stopping[1])
-            self._stopped = True
-            self._forget_stopping()
-
-    def end(self, grace_s: float) -> None:
-        """After `stop`: wait for the calls under way, for so many seconds; then nobody waits for their answers."""
-        end = time.monotonic() + grace_s
-        with self._lock:
-            threads = list(self._threads.values())
-        for thread in threads:
-            thread.join(max(end - time.monotonic(), 0.0))
-        self._ended = True
-
-    def _serve(self, buffer: SharedBuffer, pipes: ServedPipes) -> None:
-        """Answer calls until the caller ends, or the buffer is given up."""
-
-        def alive() -> bool:
-            return pipes.there() and not self._ended
-
+    def _serve(self, channel: _ServedBuffer) -> None:
         try:
-            while (request := pipes.receive()) and buffer.name in self._buffers:
-                answer = self._answering(buffer, request, alive)
-                if self._ended:  # the call is made again, of the server that comes after this one
-                    break
-                pipes.answer(*answer)
-        except OSError:  # the caller has ended
-            pass
+            super()._serve(channel)
         finally:
-            pipes.close()
             with self._lock:
-                self._forget({buffer.name})
-                self._threads.pop(buffer.name, None)
-                self._forget_stopping()
-
-    def _forget_stopping(self) -> None:
-        """Close what hung up, when no thread looks at it any more."""
-        if self._stopped and not self._threads and self._stopping is not None:
-            os.close(self._stopping[0])
-            self._stopping = None
+                self._forget({channel.buffer.name})
 
     def _forget(self, names: set[int]) -> None:
         for name in names:
@@ -343,7 +294,7 @@ def random_name() -> int:
 
 
 def _opened(request: pb.AttachRequest) -> SharedBuffer | None:
-    """Open the caller's buffer; None when the file is not one of this machine and user."""
+    """Open the caller's buffer; None for a file of a different host or user."""
     path = f"/proc/{request.process}/fd/{request.file}"
     try:
         if not os.readlink(path).startswith(f"/memfd:{_NAME} "):

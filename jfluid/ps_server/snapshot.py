@@ -29,7 +29,7 @@ from typing import Any, BinaryIO
 import numpy as np
 
 from jfluid import errors
-from jfluid.ps_server import recut, specs
+from jfluid.ps_server import reshard, specs
 from jfluid.ps_server.dense import DenseBlock, SavedBlock
 from jfluid.ps_server.errors import DamagedError
 from jfluid.ps_server.kernels import owners_of
@@ -219,11 +219,13 @@ def _sync(folder: Path) -> None:
 
 
 def retain(folder: str | Path, snapshots: Sequence[str], server: int, before: int | None = None) -> None:
-    """Remove the files of other snapshots than these from a folder: those whose number is below
-    `before` (all without it), and what this server left behind when it was killed while it wrote.
+    """Remove the files of other snapshots from a folder, and leftovers of a server that was killed during a write.
 
-    A server writes one snapshot after the other, so that what has no manifest of it yet will never
-    have one.
+    Args:
+        before: remove only snapshots with a lower number; None for all.
+
+    A server writes one snapshot after the other, so a snapshot without a manifest of this server
+    will never have one.
     """
     folder = Path(folder)
     numbers = {name: max(map(_number, parts.values())) for (name, _), parts in _manifests(folder).items()}
@@ -236,7 +238,7 @@ def retain(folder: str | Path, snapshots: Sequence[str], server: int, before: in
 
 
 def _number(manifest: Path) -> int:
-    """The number in a manifest; 0 where it cannot be read."""
+    """Return the number in a manifest; 0 if it cannot be read."""
     try:
         return read_manifest(manifest).number
     except DamagedError:
@@ -295,9 +297,7 @@ def ids(folder: str | Path) -> set[str]:
 
 
 def job_of(folder: str | Path) -> str:
-    """Return the id of the job that the newest snapshot of one server in a folder is of; empty
-    where there is none, or it does not tell.
-    """
+    """Return the job's id in the newest snapshot of one server in a folder; empty without a snapshot or id."""
     found = list[Manifest]()
     for (_, servers), parts in _manifests(Path(folder)).items() if os.path.isdir(folder) else ():
         with contextlib.suppress(DamagedError):
@@ -306,11 +306,10 @@ def job_of(folder: str | Path) -> str:
 
 
 def sound(folder: str | Path, job: str = "") -> list[Manifest]:
-    """Return the manifests of this folder's complete snapshots of one server that are not damaged,
-    nor of another job than this one (if they tell), the newest first.
+    """Return the manifests of a server's complete and undamaged snapshots of this job, the newest first.
 
-    All their files are read for that; those of which a file is missing or has another checksum are
-    named in the log, and those of other jobs.
+    All files are read for that. Snapshots with a missing file, a wrong checksum or a different job are named in
+    the log. A manifest without the id of a job counts as one of this job.
     """
     folder, found = Path(folder), list[Manifest]()
     for (name, servers), parts in _manifests(folder).items() if folder.is_dir() else ():
@@ -337,14 +336,9 @@ def sound(folder: str | Path, job: str = "") -> list[Manifest]:
 
 
 def restore(
-    store: Store,
-    folder: str | Path,
-    server: int,
-    servers: int,
-    snapshot: str = "",
-    tables: Sequence[str] = (),
+    store: Store, folder: str | Path, server: int, servers: int, snapshot: str = "", tables: Sequence[str] = ()
 ) -> Manifest:
-    """Put server number `server` of `servers` into the state of a snapshot, which as many or other servers wrote.
+    """Put server `server` of `servers` into the state of a snapshot, which any number of servers wrote.
 
     With `tables` only these are taken from it, and everything else stays: also what is known of the
     trainers' calls.
@@ -401,17 +395,16 @@ def restore(
 
 
 def _has_the_same_pieces(folder: Path, manifest: Manifest, store: Store) -> bool:
-    """Whether this server had the same pieces of a program's variables.
+    """Return True if this server had the same pieces of a program's variables.
 
     Raises ServerError where it had not, and no other part of the snapshot can have what is missing.
     """
-    others = recut.other_pieces(store, manifest)
+    others = reshard.other_pieces(store, manifest)
     if others and manifest.servers == 1:
         raise errors.ServerError(
             f"{folder}: snapshot {manifest.id}: the server that wrote it had other pieces of "
-            f"{', '.join(sorted(others))[:200]}. What a server writes by itself is for the same "
-            "number of servers and the same division; Client.save and save_persistables write what "
-            "any number goes on from"
+            f"{', '.join(sorted(others))[:200]}. A snapshot that a server writes alone is for the same "
+            "number of servers and the same division; snapshots of Client.save and save_persistables fit any number"
         )
     return not others
 
@@ -419,14 +412,14 @@ def _has_the_same_pieces(folder: Path, manifest: Manifest, store: Store) -> bool
 def _read_cut(
     folder: Path, manifests: list[Manifest], store: Store, server: int, servers: int
 ) -> tuple[list[tuple[SavedBlock, dict[str, Any]]], dict[str, SparseTable]]:
-    """The blocks with their states, and the tables, of a program's variables that were cut in another way."""
-    if not recut.told(store, manifests):
+    """Return blocks with states, and tables, of a program's variables that were divided in a different way."""
+    if not reshard.told(store, manifests):
         raise errors.ServerError(
-            f"{folder}: snapshot {manifests[0].id} is of {len(manifests)} servers of a program, which "
-            f"cut its variables for as many, and there are {servers}; it does not say how they were "
-            "cut. What save_persistables wrote is loaded by any number: fleet.init_server(folder)"
+            f"{folder}: snapshot {manifests[0].id} is of {len(manifests)} servers of a program, and "
+            f"there are {servers} servers; it does not say how the variables were divided. Any number of "
+            "servers loads a folder of save_persistables: fleet.init_server(folder)"
         )
-    states, found = recut.read(store, folder, manifests)
+    states, found = reshard.read(store, folder, manifests)
     hashed = set(store.tables) - set(found)
     found |= dict(_read_tables(folder, manifests, store, (server, servers), hashed))
     if missing := hashed - set(found):
@@ -435,11 +428,7 @@ def _read_cut(
 
 
 def _restore_tables(
-    store: Store,
-    folder: Path,
-    manifests: list[Manifest],
-    owner: tuple[int, int] | None,
-    tables: Sequence[str],
+    store: Store, folder: Path, manifests: list[Manifest], owner: tuple[int, int] | None, tables: Sequence[str]
 ) -> None:
     found = dict(_read_tables(folder, manifests, store, owner, tables))
     if missing := set(tables) - set(found):
@@ -478,13 +467,12 @@ def _read_tables(
         if pieces != {None} and (owner is not None or len(pieces) > 1):
             raise errors.ServerError(
                 f"{folder}: table {name}: the {manifests[0].servers} servers of snapshot "
-                f"{manifests[0].id} divided its rows in another way than they are divided here: "
-                "restore all of it"
+                f"{manifests[0].id} divided the rows in a different way: restore the whole snapshot"
             )
         spec = store.tables[name].spec if name in store.tables else group[0].spec
         if any(part.spec.bounded_as(spec).model_copy(update={"shards": spec.shards}) != spec for part in group):
             raise errors.ServerError(
-                f"table {name}: the snapshot holds another table: expected {spec!r}, found {group[0].spec!r}"
+                f"table {name}: the snapshot holds a different table: expected {spec!r}, found {group[0].spec!r}"
             )
         table = store.new_table(spec)
         read_clock(folder, max(group, key=lambda part: part.step), table)
@@ -498,7 +486,7 @@ def _read_tables(
 def _read_blocks(
     folder: Path, manifests: list[Manifest], wanted: set[str] | None
 ) -> dict[str, tuple[specs.BlockSpec | None, dict[str, Any]]]:
-    """The state of the blocks, or of those with the wanted names, with the specs of those that have one."""
+    """Return the states of the blocks, or of the wanted names, with the specs of the blocks that have one."""
     blocks = {}
     for part in (part for manifest in manifests for part in manifest.blocks):
         if wanted is None or (part.spec is not None and part.name in wanted):
@@ -511,7 +499,7 @@ def _block(spec: specs.BlockSpec, state: dict[str, Any], store: Store) -> DenseB
     there = getattr(store.blocks.get(spec.name), "spec", spec)
     if there != spec:
         raise errors.ServerError(
-            f"block {spec.name}: the snapshot holds another block: expected {there!r}, found {spec!r}"
+            f"block {spec.name}: the snapshot holds a different block: expected {there!r}, found {spec!r}"
         )
     expected = spec.size * (1 + len(rule_of(spec.optimizer).slots))
     if len(state["numbers"]) != expected:  # before memory is taken for as many as the spec says

@@ -1,4 +1,4 @@
-"""Reading the files of snapshots (see snapshot.py), held against what their manifests say."""
+"""Readers of the files of snapshots (see snapshot.py), checked against the manifests."""
 
 import zlib
 from collections.abc import Callable
@@ -19,7 +19,7 @@ Chosen = Callable[[Array], Array]
 
 
 def record(stride: int) -> np.dtype[Any]:
-    """Return the type of a row in a file, whose body has as many numbers."""
+    """Return the dtype of a row in a file, with a body of `stride` numbers."""
     return np.dtype([("head", HEAD), ("body", "<f4", (stride,))])
 
 
@@ -30,22 +30,12 @@ def read_clock(folder: Path, part: TablePart, table: SparseTable) -> None:
         raise DamagedError(f"{folder / part.rates_file.name}: expected {part.segments} rates, found {len(rates)} bytes")
     at = 8 * part.segments
     table.restore_clock(
-        part.step,
-        part.learning_rate,
-        np.frombuffer(rates[:at], "<i8"),
-        np.frombuffer(rates[at:], "<f4"),
+        part.step, part.learning_rate, np.frombuffer(rates[:at], "<i8"), np.frombuffer(rates[at:], "<f4")
     )
 
 
-def read_rows(
-    folder: Path,
-    file: File,
-    rows: int,
-    table: SparseTable,
-    waiting: bool,
-    chosen: Chosen | None,
-) -> None:
-    """Put the rows of a file, or those that are chosen, into a table.
+def read_rows(folder: Path, file: File, rows: int, table: SparseTable, waiting: bool, chosen: Chosen | None) -> None:
+    """Put the rows of a file, or the chosen rows, into a table.
 
     Raises DamagedError; then some rows are in the table.
     """
@@ -60,11 +50,7 @@ def read_rows(
             records = np.frombuffer(data, kind)
             if chosen is not None:
                 records = chosen(records)
-            table.put(
-                np.ascontiguousarray(records["head"]),
-                np.ascontiguousarray(records["body"]),
-                waiting,
-            )
+            table.put(np.ascontiguousarray(records["head"]), np.ascontiguousarray(records["body"]), waiting)
     if crc32 != file.crc32:
         raise DamagedError(f"{path}: damaged: its checksum is not that of the manifest")
 
@@ -73,7 +59,7 @@ def _checked_size(folder: Path, file: File) -> Path:
     name = FILE.fullmatch(file.name)
     path = folder / file.name
     if not name or name[5] or not path.is_file() or path.stat().st_size != file.size:
-        raise DamagedError(f"{path}: expected a file of {file.size} bytes; it is missing or has another size")
+        raise DamagedError(f"{path}: expected a file of {file.size} bytes; it is missing or has a different size")
     return path
 
 
@@ -88,7 +74,7 @@ def check(folder: Path, file: File) -> None:
 
 
 def read_file(folder: Path, file: File) -> bytes:
-    """Return the bytes of a file. Raises DamagedError unless they are as they were written."""
+    """Return the bytes of a file. Raises DamagedError if the size or the checksum differs."""
     path = _checked_size(folder, file)
     data = path.read_bytes()
     if zlib.crc32(data) != file.crc32:

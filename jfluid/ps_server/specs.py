@@ -1,4 +1,4 @@
-"""What a table is, and a block."""
+"""Definitions of tables and blocks."""
 
 import math
 from typing import Annotated, Literal
@@ -99,7 +99,7 @@ class TableSpec(Spec):
     max_bytes: Bound = None
 
     def bounded_as(self, other: "TableSpec") -> "TableSpec":
-        """Return this spec with the bounds of another."""
+        """Return this spec with the bounds of `other`."""
         return self.model_copy(update={"max_rows": other.max_rows, "max_bytes": other.max_bytes})
 
 
@@ -107,7 +107,7 @@ _MOST_DIMENSIONS = 32
 
 
 class BlockSpec(Spec):
-    """A dense block: a float32 array of `shape` whose elements the optimizer updates all at once."""
+    """Dense block: a float32 array of `shape` that the optimizer updates as a whole."""
 
     name: Annotated[str, Field(pattern=NAME)]
     shape: Annotated[tuple[Annotated[int, Field(ge=1, lt=2**48)], ...], Field(max_length=_MOST_DIMENSIONS)]

@@ -1,4 +1,4 @@
-"""Store: the tables and blocks of one server, the record of what was applied to them, and consistent views of all."""
+"""Store of one server: tables and blocks, the record of applied mutations, and consistent views."""
 
 import contextlib
 import enum
@@ -17,9 +17,9 @@ from jfluid.ps_server.dense import Block, DenseBlock, SavedBlock
 from jfluid.ps_server.errors import UnknownNameError
 from jfluid.ps_server.ledger import Call, Ledger
 from jfluid.ps_server.manifest import PiecePart
+from jfluid.ps_server.snapshot_reassembly import ReshardedBlock
 from jfluid.ps_server.table import SparseTable
 from jfluid.ps_server.table_view import TableView
-from jfluid.ps_server.wholes import RecutBlock
 
 Array = np.ndarray[Any, Any]
 
@@ -61,7 +61,7 @@ class SharedExclusiveLock:
 
 
 class Change(enum.IntEnum):
-    """What an update does: one step of the optimizer, an addition to the values, or new values."""
+    """Kind of an update: one step of the optimizer, an addition to the values, or new values."""
 
     GRADIENT = 0
     ADD = 1
@@ -81,7 +81,7 @@ class RowsUpdate:
 
 @dataclass
 class BlockUpdate:
-    """An update of a dense block: a value float32 of its shape."""
+    """Update of a dense block: a float32 value of the block's shape."""
 
     block: str
     change: Change
@@ -97,10 +97,8 @@ def _joined(parts: list[Array]) -> Array:
     return parts[0] if len(parts) == 1 else np.concatenate(parts)
 
 
-def _together(
-    growths: Sequence[tuple[Size, Callable[[], Size]]],
-) -> tuple[Size, Callable[[], Size]]:
-    """The total growth of several tables."""
+def _together(growths: Sequence[tuple[Size, Callable[[], Size]]]) -> tuple[Size, Callable[[], Size]]:
+    """Return the total growth of several tables."""
     return Size.total(most for most, _ in growths), lambda: Size.total(exact() for _, exact in growths)
 
 
@@ -174,7 +172,7 @@ class Store:
         return self.tables[spec.name]
 
     def new_table(self, spec: specs.TableSpec) -> SparseTable:
-        """Return an empty table of the same kind as the existing one of this name, to be filled from a snapshot."""
+        """Return an empty table of the same kind as the table of this name, to be filled from a snapshot."""
         return SparseTable(spec)
 
     def put_table(self, name: str, table: SparseTable) -> None:
@@ -218,35 +216,35 @@ class Store:
                 self.tables[spec.name].bound(spec)
 
     def add_block(self, block: SavedBlock) -> None:
-        """Add a block of another kind. Raises ServerError when the name is taken."""
+        """Add a block of a kind of the caller's. Raises ServerError when the name is taken."""
         with self._naming:
             if block.name in self.tables or block.name in self.blocks:
                 raise errors.ServerError(f"{block.name} is there already")
             self.blocks[block.name] = block
 
     def _exists(self, name: str, spec: validation.Spec, kind: dict[str, Any]) -> bool:
-        """Whether `kind` holds this name.
+        """Return True if `kind` holds this name.
 
-        Raises ServerError when the name is taken by something else.
+        Raises ServerError when the name belongs to a different kind.
         """
         if name not in self.tables and name not in self.blocks:
             return False
         there = getattr(kind.get(name), "spec", None)
         if there != spec:
             raise errors.ServerError(
-                f"{name} is there already, and is something else: expected {spec!r}, found "
+                f"{name} is there already, and is different: expected {spec!r}, found "
                 f"{there or 'no ' + type(spec).__name__}"
             )
         return True
 
     def table(self, name: str) -> SparseTable:
-        """Raises UnknownNameError for a name that is not a table's."""
+        """Return a table. Raises UnknownNameError for an unknown name."""
         if name not in self.tables:
             raise UnknownNameError(f"there is no table {name[:512]!r}{close_to(name, self.tables)}; create it first")
         return self.tables[name]
 
     def block(self, name: str) -> Block:
-        """Raises UnknownNameError for a name that is not a block's."""
+        """Return a block. Raises UnknownNameError for an unknown name."""
         return self.saved_block(name)
 
     def saved_block(self, name: str) -> SavedBlock:
@@ -259,9 +257,9 @@ class Store:
         return self.blocks[name]
 
     def pieces(self) -> dict[str, PiecePart] | None:
-        """Return what the variables, and the tables of consecutive rows, are of those of the
-        program that was divided between servers, by their names here; None where there is none, or
-        it does not tell.
+        """Return the places of variables and tables of consecutive rows in the undivided program, by name here.
+
+        None if there is no such program, or it does not describe its pieces.
         """
         return None
 
@@ -269,8 +267,8 @@ class Store:
         """Return the names of all variables of that program that servers hold."""
         return set()
 
-    def recut_blocks(self) -> Sequence[RecutBlock]:
-        """Return the blocks of those variables."""
+    def resharded_blocks(self) -> Sequence[ReshardedBlock]:
+        """Return the blocks of the variables of `pieces`."""
         return []
 
     def read(self, blocks: Sequence[Block], trainer: int | None = None) -> list[tuple[Array, int]]:
@@ -297,8 +295,7 @@ class Store:
 
     @contextlib.contextmanager
     def reserve(self, rows: Sequence[RowsUpdate] = (), wanted: Sequence[Wanted] = ()) -> Iterator[None]:
-        """Reserve memory for the rows that the updates or look-ups of one call add, so that all of
-        it is applied, or nothing.
+        """Reserve memory for the rows that one call adds, so that the call is applied as a whole or not at all.
 
         Raises TooLargeError and MemoryError: then nothing was added.
         """
@@ -313,7 +310,7 @@ class Store:
             yield
 
     def _adding(self, rows: Sequence[RowsUpdate], wanted: Sequence[Wanted]) -> list[Wanted]:
-        """Each table that may get rows, once: the ids, and how often each is shown (None: they get rows in any case)."""
+        """Return the tables that may get rows, with ids and show counts (None: the ids get rows in any case)."""
         ids: dict[SparseTable, list[Array]] = {}
         shown: dict[SparseTable, list[Array]] = {}
         for update in rows:
@@ -328,7 +325,7 @@ class Store:
         ]
 
     def apply(self, rows: list[RowsUpdate], blocks: list[BlockUpdate], trainer: int | None = None) -> None:
-        """Apply checked updates: a trainer's, or those of a round.
+        """Apply checked updates of a trainer, or of a round.
 
         Call it within `once` or `changing`.
 
@@ -358,13 +355,9 @@ class Store:
 
     @contextlib.contextmanager
     def once(
-        self,
-        call: Call,
-        alive: cancellation.Alive = cancellation.always,
-        ledger: Ledger | None = None,
+        self, call: Call, alive: cancellation.Alive = cancellation.always, ledger: Ledger | None = None
     ) -> Iterator[bool]:
-        """Yield whether to apply the mutation (see `Ledger.once`); no view is opened between the
-        mutation and its record.
+        """Yield True if the mutation is to be applied (see `Ledger.once`); no view opens before its record.
 
         Args:
             ledger: records it, in place of `self.ledger`.
@@ -383,8 +376,7 @@ class Store:
 
     @contextlib.contextmanager
     def view(self, only: Sequence[str] = ()) -> Iterator[StoreView]:
-        """Return a view of everything (or only of these tables) between two mutations, to be read
-        while the store keeps changing.
+        """Return a view of all tables, or of the named tables, between two mutations; the store may change meanwhile.
 
         Raises UnknownNameError for a name that is not a table's.
         """
@@ -414,7 +406,7 @@ class Store:
 
     @contextlib.contextmanager
     def changing(self) -> Iterator[None]:
-        """No view is opened within. For mutations whose calls are committed within too."""
+        """Let no view open within the context: for mutations that are committed in the context, too."""
         with self._lock.shared():
             yield
 

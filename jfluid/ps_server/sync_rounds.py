@@ -1,4 +1,4 @@
-"""The trainers of a job as one server sees them: membership, barriers, and rounds of synchronous training."""
+"""Trainers of a job as one server sees the job: membership, barriers, and rounds of synchronous training."""
 
 import logging
 import threading
@@ -46,7 +46,7 @@ class _Trainer:
 @dataclass
 class _Barrier:
     passed: int = 0
-    # trainer -> the passage that it waits for
+    # trainer -> the barrier generation that it waits for
     waiting: dict[int, int] = field(default_factory=dict)
 
 
@@ -82,12 +82,7 @@ class TrainerGroup:
         clock: Callable[[], float] = time.monotonic,
         start_s: float = 600.0,
     ):
-        self.store, self.trainers, self.silence_s, self.on_silence = (
-            store,
-            trainers,
-            silence_s,
-            on_silence,
-        )
+        self.store, self.trainers, self.silence_s, self.on_silence = (store, trainers, silence_s, on_silence)
         self.start_s = max(start_s, silence_s)
         self.failed = ""
         self.on_leave: Callable[[], None] = lambda: None
@@ -137,13 +132,10 @@ class TrainerGroup:
         """Return the highest incarnation of a trainer that has called here, even if it has only pulled; 0 for none."""
         with self._changed:
             known, ledgers = self._known.get(trainer), (self.store.ledger, self.store.shown)
-            return max(
-                known.incarnation if known else 0,
-                *(ledger.through(trainer)[0] for ledger in ledgers),
-            )
+            return max(known.incarnation if known else 0, *(ledger.through(trainer)[0] for ledger in ledgers))
 
     def leave(self, trainer: int, knows: bool = False) -> None:
-        """This incarnation of the trainer has finished. Repeating the call is harmless.
+        """Record that this incarnation of the trainer has finished. Repeating the call is harmless.
 
         Args:
             knows: the trainer has the answer to its `Leave`, and will not repeat it.
@@ -164,13 +156,13 @@ class TrainerGroup:
 
     @property
     def over(self) -> bool:
-        """Whether all trainers have joined and left."""
+        """True if all trainers have joined and left."""
         with self._changed:
             return len(self._known) == self.trainers and all(known.state == "left" for known in self._known.values())
 
     @property
     def finished(self) -> bool:
-        """Whether the job is over and no trainer is going to repeat its `Leave`."""
+        """True if the job is over and no trainer is going to repeat its `Leave`."""
         with self._changed:
             if not self.over:
                 return False
@@ -207,7 +199,7 @@ class TrainerGroup:
             raise JobFailedError(f"the job has failed: {self.failed}")
 
     def _check_incarnation(self, trainer: int, incarnation: int) -> None:
-        """What changes a round asks again, under the lock of the change: `heard` was a while ago."""
+        """Check the incarnation again under the lock of the change: `heard` was a while ago."""
         known = self._known.get(trainer)
         if known is not None and incarnation < known.incarnation:
             raise StateError(
@@ -256,9 +248,9 @@ class TrainerGroup:
         alive: cancellation.Alive = cancellation.always,
         passed: bool = False,
     ) -> None:
-        """Wait until all trainers have reached passage `number` (from 1) of the barrier.
+        """Wait until all trainers have reached generation `number` (from 1) of the barrier.
 
-        Repeating a passage is harmless.
+        Repeating a generation is harmless.
 
         Args:
             passed: the trainer has passed it at the server that this one replaces, so all trainers
@@ -291,8 +283,7 @@ class TrainerGroup:
         hold: bool = False,
         state: bytes = b"",
     ) -> bool:
-        """Deposit this trainer's gradients for round `number`, and wait until the round is applied;
-        False for a duplicate.
+        """Deposit this trainer's gradients for round `number`, and wait for the round; False for a duplicate.
 
         With `hold` the gradients wait for `confirm`, and this call returns at once. When the round
         is applied the store takes over the trainer's `state`.
@@ -332,10 +323,7 @@ class TrainerGroup:
                 self.store.ledger.abort(call)
                 raise
             if earlier:
-                self._refuse(
-                    earlier,
-                    f"trainer {call.trainer}: incarnation {earlier.call.incarnation} has ended",
-                )
+                self._refuse(earlier, f"trainer {call.trainer}: incarnation {earlier.call.incarnation} has ended")
             there = self._deposits[call.trainer] = _Deposit(call, rows, blocks, not hold, state)
             # When the caller goes away its deposit stays: the next attempt finds it.
             self._settle(there, hold, alive)
@@ -361,7 +349,7 @@ class TrainerGroup:
         self.store.ledger.abort(deposit.call)
 
     def confirm(self, trainer: int, incarnation: int, number: int) -> None:
-        """Let this trainer's gradients of round `number` be applied: all servers have them.
+        """Let this trainer's gradients of round `number` be applied: all servers have the gradients.
 
         Repeating this is harmless.
 
@@ -387,9 +375,9 @@ class TrainerGroup:
             self._advance()
 
     def progress(self, trainer: int) -> tuple[int, bool]:
-        """Return how many rounds were applied, and whether this trainer has deposited and confirmed
-        gradients for the next one. While a round is applied this waits for its end: in between the
-        two would not go together.
+        """Return (applied rounds, True if this trainer's gradients for the next round are confirmed).
+
+        While a round is applied this waits for its end, so that both are of one moment.
         """
         with self._changed:
             deposit = self._deposits.get(trainer)
@@ -454,8 +442,8 @@ def _without(trainer: int, number: int) -> str:
 
 def _rollback(trainer: int, number: int, applied: int) -> RollbackError:
     return RollbackError(
-        f"trainer {trainer}: round {number}: this server has applied {applied} rounds, and nobody has the "
-        "gradients of those between any more: start all processes again, which go on from the newest "
+        f"trainer {trainer}: round {number}: this server has applied {applied} rounds, and no process has "
+        "the gradients of the rounds between any more: start all processes again, which go on from the newest "
         "snapshots that all servers have"
     )
 

@@ -103,19 +103,11 @@ class SparseTable(TableState):
                         self._mark(shard, rows, order, NO_COUNTS, step, step - 1)
                     else:
                         rows = self._touched(number, ids, order, NO_COUNTS, step, step - 1)
-                    update(
-                        *shard.values,
-                        self.spec.width,
-                        rows,
-                        order,
-                        gradients,
-                        rate,
-                        self.rule.hyper,
-                    )
+                    update(*shard.values, self.spec.width, rows, order, gradients, rate, self.rule.hyper)
         return step
 
     def update(self, ids: Array, gradients: Array, function: Function, merged: bool = False) -> int:
-        """Update the rows of `ids` (int64 [n]) in a table whose optimizer is a program: the caller computes the update.
+        """Update the rows of `ids` (int64 [n]) by a function of the caller, in a table with a program as its optimizer.
 
         `function(values, slots, gradients)` is called once with the m rows to be updated: values
         and gradients float32 [m, width], and a list of such arrays for the slots, in the order of
@@ -155,7 +147,7 @@ class SparseTable(TableState):
         return step
 
     def _computed(self, function: Function, addresses: Array, gradients: Array) -> list[Array]:
-        """The new values and slots that `function` computes for the rows at these addresses, checked."""
+        """Return the new values and slots that `function` computes for the rows at these addresses, checked."""
         old = [np.empty_like(gradients) for _ in range(1 + len(self.rule.names))]
         for group, out in enumerate(old):
             kernels.read_at(addresses, group * self.spec.width, out)
@@ -214,10 +206,9 @@ class SparseTable(TableState):
                         kernels.write_at(addresses, group * self.spec.width, values[order])
 
     def items(self, block: int = 1 << 16) -> Iterator[tuple[Array, Array]]:
-        """Return (ids int64 [m], values float32 [m, width]) of all rows, each once, in any order,
-        at most `block` at a time.
+        """Return (ids int64 [m], values float32 [m, width]) of all rows, at most `block` at a time, in any order.
 
-        All are as at the moment of the first `next`, while the table keeps changing. `shrink` and
+        Each row comes once. All are as at the moment of the first `next`, while the table keeps changing. `shrink` and
         snapshots wait until the iterator is exhausted or closed; its own thread must not call
         either before. Raises ServerError for a block below 1.
         """
@@ -248,10 +239,7 @@ class SparseTable(TableState):
             raise errors.ServerError(f"table {self.spec.name}: shrink: age: expected at least 1 step, found {age}")
         dropped, oldest = 0, self.step - age + 1
         with cancellation.held(self._viewing, alive), self.cap.alone():
-            for reserved, shards in (
-                (self._waiting_reservations, self._waiting),
-                (self._reservations, self._shards),
-            ):
+            for reserved, shards in ((self._waiting_reservations, self._waiting), (self._reservations, self._shards)):
                 for shard in shards:
                     with reserved.lock, shard.lock:
                         dropped += shard.expire(oldest) * (reserved is self._reservations)
@@ -260,20 +248,22 @@ class SparseTable(TableState):
     # ---- one block of rows, under its shard's lock -----------------------------------------------
 
     def _touched(self, number: int, ids: Array, order: Array, counts: Array, step: int, until: int) -> Array:
-        """The rows of ids[order], ready to be read or changed: created if needed, and marked as
-        touched. -1 for ids that an entry rule gives no row."""
+        """Return the rows of ids[order] for a read or a change; create missing rows, and mark all as touched.
+
+        Ids that an entry rule gives no row have -1.
+        """
         rows = self._located(number, ids, order, counts, step)
         self._mark(self._shards[number], rows, order, counts, step, until)
         return rows
 
     def _inserted(self, number: int, ids: Array, order: Array) -> Array:
-        """As _touched, but ids get rows whatever the entry rule says."""
+        """Do the same as _touched, but give rows to all ids, whatever the entry rule says."""
         rows = self._shards[number].insert(ids, order, self.step)
         self._mark(self._shards[number], rows, order, NO_COUNTS, self.step, self.step)
         return rows
 
     def _located(self, number: int, ids: Array, order: Array, counts: Array, step: int) -> Array:
-        """The rows of ids[order], created if needed, -1 for ids that an entry rule gives no row."""
+        """Return the rows of ids[order], created if needed; -1 for ids that an entry rule gives no row."""
         if self.spec.entry is None:
             return self._shards[number].insert(ids, order, step)
         rows = self._shards[number].locate(ids, order)
@@ -282,14 +272,13 @@ class SparseTable(TableState):
         return rows
 
     def _mark(self, shard: Shard, rows: Array, order: Array, counts: Array, step: int, until: int) -> None:
-        """Preserve rows for an open view, apply the steps up to `until` that they have missed, mark
-        them as touched at `step`."""
+        """Preserve rows for an open view, apply missed steps up to `until`, and mark the rows as touched at `step`."""
         shard.preserve(rows)
         self.rule.catch_up(shard.heads.addresses, *shard.values, self.spec.width, rows, until, self._rates)
         kernels.touch(shard.heads.addresses, shard.page_bits, rows, order, counts, step)
 
     def _admit(self, number: int, ids: Array, order: Array, counts: Array, step: int, rows: Array) -> None:
-        """Count a show of the ids without a row, and create rows for those that the entry rule accepts."""
+        """Count a show of the ids without a row, and create rows for the ids that the entry rule accepts."""
         absent = np.flatnonzero(rows < 0)
         asking, waiting = order[absent], self._waiting[number]
         with waiting.lock:
@@ -308,7 +297,7 @@ class SparseTable(TableState):
         kernels.touch(shard.heads.addresses, shard.page_bits, new, np.arange(len(new)), earlier, step)
 
     def _enters(self, ids: Array, shows: Array) -> Array:
-        """bool [n]: which ids without a row, shown so often (uint32 [n]), the entry rule accepts."""
+        """Return bool [n]: True for ids without a row that the entry rule accepts after `shows` (uint32 [n]) shows."""
         entry = self.spec.entry
         if isinstance(entry, specs.CountEntry):
             enters: Array = shows >= entry.count
@@ -318,7 +307,7 @@ class SparseTable(TableState):
         return enters
 
     def _peek(self, shard: Shard, rows: Array, order: Array, out: Array) -> None:
-        """Write the values of rows to out[order], after the steps that they have missed, which are computed on a copy.
+        """Write the values of rows, after their missed steps, to out[order]; the rows stay as before.
 
         `out` may be wider than the values: then it gets slots too.
         """
@@ -388,21 +377,14 @@ class SparseTable(TableState):
                     reserved.release(more)
 
     def _growing(self, counts: Array | None, assigned: bool) -> list[tuple[Reservations, list[Shard]]]:
-        """The reservations and shards that a call may add to; for the arguments see `reserve`."""
-        rows, waiting = (
-            (self._reservations, self._shards),
-            (self._waiting_reservations, self._waiting),
-        )
+        """Return the reservations and shards that a call may add to; for the arguments see `reserve`."""
+        rows, waiting = ((self._reservations, self._shards), (self._waiting_reservations, self._waiting))
         if self.spec.entry is None or assigned:
             return [rows]
         return [] if counts is None else [rows, waiting]
 
     def growth(
-        self,
-        ids: Array,
-        groups: Groups | None = None,
-        counts: Array | None = None,
-        assigned: bool = False,
+        self, ids: Array, groups: Groups | None = None, counts: Array | None = None, assigned: bool = False
     ) -> tuple[Size, Callable[[], Size]]:
         """Return (an upper bound of the growth of the table by a call, a function that computes it exactly).
 
@@ -452,6 +434,6 @@ class SparseTable(TableState):
 
 
 def merge(ids: Array, values: Array) -> tuple[Array, Array]:
-    """Return (ids, values): each id once, with the sum of its rows of `values` (float32 [n, width])."""
+    """Return (ids, values): each id once, with the sum of the id's rows of `values` (float32 [n, width])."""
     once, inverse = kernels.distinct(ids)
     return once, kernels.summed(values, inverse, len(once))

@@ -1,4 +1,4 @@
-"""TableState: the rows of a table in shards and the number of its updates; views of them, and their restoring from one."""
+"""State of a table: rows in shards, number of updates; views of the state, and restoring from a view."""
 
 import contextlib
 import threading
@@ -24,8 +24,7 @@ LAST_STEP = (1 << 32) - 2
 
 
 class TableState:
-    """The rows of a table by id and the ids that wait for one, in shards with a lock each, and the
-    number of updates so far.
+    """Rows of a table by id, ids that wait for a row, and the number of updates; in shards with a lock each.
 
     Attributes:
         spec: the definition of the table.
@@ -44,30 +43,15 @@ class TableState:
         self.stride = spec.width * (1 + len(self.rule.slots))
         bits = spec.shards.bit_length() - 1
         self._initializer, self._secret = row_initializers.encoded(spec.initializer), kernels.SECRET
-        self._reservations, self._waiting_reservations = (
-            Reservations(spec.shards),
-            Reservations(spec.shards),
-        )
+        self._reservations, self._waiting_reservations = (Reservations(spec.shards), Reservations(spec.shards))
         self._shards = [
-            Shard(
-                self.stride,
-                bits,
-                (spec.width, spec.seed, *self._initializer),
-                self.rule.slots,
-                state,
-            )
+            Shard(self.stride, bits, (spec.width, spec.seed, *self._initializer), self.rule.slots, state)
             for state in self._reservations.state.T
         ]
         # Ids that were shown and have no row yet: heads alone.
         self._waiting = (
             [
-                Shard(
-                    0,
-                    bits,
-                    (0, 0, *row_initializers.encoded(specs.Constant())),
-                    NO_COUNTS.astype(np.float32),
-                    state,
-                )
+                Shard(0, bits, (0, 0, *row_initializers.encoded(specs.Constant())), NO_COUNTS.astype(np.float32), state)
                 for state in self._waiting_reservations.state.T
             ]
             if spec.entry
@@ -88,22 +72,22 @@ class TableState:
         self.bound(spec)
 
     def bound(self, spec: specs.TableSpec) -> None:
-        """Take over `max_rows` and `max_bytes` of a spec. Existing rows beyond them stay."""
+        """Take over `max_rows` and `max_bytes` of a spec. Existing rows beyond the bounds stay."""
         self.spec = self.spec.bounded_as(spec)
         self.cap.most_rows, self.cap.most_bytes = spec.max_rows, spec.max_bytes
 
     def __len__(self) -> int:
-        """The number of rows."""
+        """Return the number of rows."""
         return int(self._reservations.state[COUNT].sum())
 
     @property
     def waiting(self) -> int:
-        """How many ids were shown that the entry rule has not given a row."""
+        """Number of ids that were shown and have no row by the entry rule."""
         return int(self._waiting_reservations.state[COUNT].sum())
 
     @property
     def size(self) -> Size:
-        """The rows, and the bytes as `max_bytes` counts them: at most 24 a row beside its numbers, and 24 a waiting id."""
+        """Rows and bytes, as `max_bytes` counts bytes: at most 24 a row beside its numbers, and 24 a waiting id."""
         return self._size(len(self), self.waiting)
 
     def _size(self, rows: int, waiting: int) -> Size:
@@ -117,7 +101,7 @@ class TableState:
     # ---- shards and steps ------------------------------------------------------------------------
 
     def _groups(self, ids: Array) -> Groups:
-        """The ids by shard."""
+        """Return the ids by shard."""
         if (recent := self._recent.of(ids)) is not None:
             return recent.groups
         bits = len(self._shards).bit_length() - 1
@@ -129,7 +113,7 @@ class TableState:
             if self.step >= LAST_STEP:
                 raise errors.ServerError(
                     f"table {self.spec.name}: no more than {LAST_STEP} steps can be counted; save the "
-                    "values and load them into a new table"
+                    "values and load the file into a new table"
                 )
             if self.rule.idle is not None:
                 self._rates.add(self.step + 1, rate)
@@ -170,16 +154,12 @@ class TableState:
                         shard.end_view()
 
     def restore_clock(
-        self,
-        step: int,
-        learning_rate: float,
-        steps: Array | None = None,
-        rates: Array | None = None,
+        self, step: int, learning_rate: float, steps: Array | None = None, rates: Array | None = None
     ) -> None:
-        """Take over the step, learning rate and history of rates of a view; without a history all
-        steps count as of this rate.
+        """Take over the step, learning rate and history of rates of a view.
 
-        Existing rows keep their steps, so call this before rows are put or assigned.
+        Without a history all steps count as of this rate. Existing rows keep their steps, so call this before
+        rows are put or assigned.
         """
         if steps is None or rates is None:
             steps, rates = np.ones(1, np.int64), np.array([learning_rate], np.float32)
@@ -188,9 +168,10 @@ class TableState:
             self._rates.restore(steps, rates)
 
     def put(self, heads: Array, bodies: Array, waiting: bool = False) -> None:
-        """Insert or replace whole rows: heads [n] of kernels.HEAD and bodies float32 [n, stride],
-        as a view yields them. The bounds of the spec do not apply: whatever was saved is
-        restored."""
+        """Insert or replace whole rows: heads [n] of kernels.HEAD and bodies float32 [n, stride], as in a view.
+
+        The bounds of the spec do not apply: whatever was saved is restored.
+        """
         reserved, shards = (
             (self._waiting_reservations, self._waiting) if waiting else (self._reservations, self._shards)
         )

@@ -16,13 +16,13 @@ _ONE_PAGE = 48
 
 
 def moved(rule: Rule, heads: Array, bodies: Array, width: int, until: int, rates: Rates) -> None:
-    """Apply to copied rows (heads [n] of kernels.HEAD, bodies float32 [n, stride]) the steps that they have missed."""
+    """Apply missed steps to copied rows (heads [n] of kernels.HEAD, bodies float32 [n, stride])."""
     pages = np.array([heads.ctypes.data]), np.array([bodies.ctypes.data])
     rule.catch_up(*pages, _ONE_PAGE, bodies.shape[1], width, np.arange(len(heads)), until, rates)
 
 
 class TableView:
-    """A table as it was at one moment. The attributes are those of the table at that moment."""
+    """Table as at one moment, attributes included."""
 
     def __init__(
         self,
@@ -39,10 +39,10 @@ class TableView:
         self._rows, self._waiting = rows, waiting
 
     def blocks(self, waiting: bool = False, size: int = _BLOCK) -> Iterator[tuple[Array, Array]]:
-        """Return (heads [n] of kernels.HEAD, bodies float32 [n, stride]) of all rows, each once, in
-        any order; or of the `waiting` ids. At most `size` at a time. To be read once.
+        """Return (heads [n] of kernels.HEAD, bodies float32 [n, stride]) of all rows, or `waiting` ids, in blocks.
 
-        Rows are as their last touch left them: `rows` applies the steps that they have missed.
+        Each row comes once, in any order, at most `size` at a time. Rows are as their last touch left them: `rows` applies the
+        steps that they have missed.
         """
         for shard in self._waiting if waiting else self._rows:
             for begin in range(0, 1 << 62, size):
@@ -59,9 +59,10 @@ class TableView:
                     yield block
 
     def rows(self, size: int = _BLOCK) -> Iterator[tuple[Array, Array, dict[str, Array]]]:
-        """Return (ids int64 [n], values float32 [n, width], slots by name, each as values) of all
-        rows, each once, in any order, at most `size` at a time: what look-ups would have returned
-        at that moment. To be read once, instead of `blocks`.
+        """Return (ids int64 [n], values float32 [n, width], slots by name) of all rows, at most `size` at a time.
+
+        Each row comes once, in any order: what look-ups would have returned at that moment. To be read once, instead
+        of `blocks`.
         """
         rule, rates, width = rule_of(self.spec.optimizer), Rates(), self.spec.width
         rates.restore(self.steps, self.rates)

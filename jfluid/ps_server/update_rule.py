@@ -1,5 +1,4 @@
-"""How an optimizer with certain settings updates the rows of a table: its `Rule`, and the learning
-rates that a rule needs for rows that have missed steps."""
+"""Update rule of an optimizer with its settings, and the learning rates for rows that have missed steps."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
@@ -14,7 +13,7 @@ Array = np.ndarray[Any, Any]
 
 
 class Rates:
-    """The learning rates of all steps so far, as segments of equal rate: what `idle` needs.
+    """Learning rates of all steps so far, as segments of equal rate, for `idle`.
 
     `add` must be called under the table's lock; kernels read the arrays together with `count`.
     """
@@ -31,10 +30,7 @@ class Rates:
         if step > 1:
             if self.count == len(self.steps):
                 # New arrays, since a kernel may be reading the old ones.
-                self.steps, self.rates = (
-                    np.resize(self.steps, 2 * self.count),
-                    np.resize(self.rates, 2 * self.count),
-                )
+                self.steps, self.rates = (np.resize(self.steps, 2 * self.count), np.resize(self.rates, 2 * self.count))
             self.steps[self.count] = step
             self.count += 1
         self.rates[self.count - 1] = rate
@@ -48,7 +44,7 @@ class Rates:
 
 @dataclass(frozen=True)
 class Rule:
-    """How an optimizer with certain settings updates rows.
+    """Update rule of an optimizer with its settings.
 
     Attributes:
         settings: of the optimizer.
@@ -93,7 +89,7 @@ class Rule:
         until: int,
         rates: Rates,
     ) -> None:
-        """Move rows (in pages at the addresses `heads` and `bodies`) by the steps up to `until` that they have missed."""
+        """Apply the missed steps up to `until` to rows (in pages at the addresses `heads` and `bodies`)."""
         if self.idle is not None:
             # The count first: arrays only grow.
             count = rates.count
@@ -114,7 +110,7 @@ class Rule:
 
 
 def rule_of(settings: Spec) -> Rule:
-    """Return the rule of an optimizer's settings. Raises TypeError for others."""
+    """Return the rule of an optimizer's settings. Raises TypeError for any other object."""
     if isinstance(settings, Program):
         return Rule(
             settings,

@@ -1,4 +1,4 @@
-"""Checked plain data: what travels in calls, stands in snapshots and is read from files."""
+"""Checked plain data of calls, snapshots and files."""
 
 from typing import Any, TypeVar
 
@@ -21,7 +21,7 @@ class Spec(BaseModel):
     @model_validator(mode="before")
     @classmethod
     def _not_too_many(cls, value: Any) -> Any:
-        """One mistake for very many unknown fields, rather than one for each."""
+        """Report one mistake for very many unknown fields, rather than one for each."""
         if isinstance(value, dict) and len(value) > _MOST_FIELDS:
             raise ValueError(f"expected some of {', '.join(cls.model_fields)}; found {len(value)} fields")
         return value

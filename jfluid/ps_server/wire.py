@@ -1,4 +1,4 @@
-"""Between messages and arrays; and the limits of what is taken from outside."""
+"""Conversion between messages and arrays, and the limits of received messages."""
 
 import math
 from collections.abc import Iterable, Iterator
@@ -107,7 +107,7 @@ def _rate(message: pb.RowsChange | pb.BlockChange, what: str) -> float | None:
 
 
 def updates_of(request: pb.PushRequest, store: Store) -> tuple[list[RowsUpdate], list[BlockUpdate]]:
-    """Return the updates of a push, checked against what the store holds, so that applying them cannot fail half-way.
+    """Return the updates of a push, checked against the store, so that an update cannot fail half-way.
 
     Gradients of blocks stay where the message lies, until its call ends; those that are held, and all
     else, are copies.
@@ -119,11 +119,7 @@ def updates_of(request: pb.PushRequest, store: Store) -> tuple[list[RowsUpdate],
         values = numbers(message.values, "<f4", f"{what}: values [{len(ids)}, {width}]", len(ids) * width)
         rows.append(
             RowsUpdate(
-                message.table,
-                _change(message.change, what),
-                ids,
-                values.reshape(len(ids), width),
-                _rate(message, what),
+                message.table, _change(message.change, what), ids, values.reshape(len(ids), width), _rate(message, what)
             )
         )
     for change in request.blocks:
@@ -201,7 +197,7 @@ class ExchangeReply:
 
 
 def check_size(size: int, limit: int, what: str = "reply") -> None:
-    """Raises TooLargeError for a message of more than `limit` bytes."""
+    """Raise TooLargeError for a message of more than `limit` bytes."""
     if size > limit:
         hint = "ask through Stream" if limit < LARGEST_CALL else "ask for less in one call"
         raise TooLargeError(f"the {what} would have {size} bytes, more than {limit}; {hint}")
@@ -212,10 +208,7 @@ def parts_of(reply: Any) -> list[Any]:
     return reply.parts() if isinstance(reply, (PullReply, ExchangeReply)) else [reply.SerializeToString()]
 
 
-_ZERO_COPY: dict[Any, Any] = {
-    pb.PushRequest: zero_copy.IncomingPush,
-    pb.ExchangeRequest: zero_copy.IncomingExchange,
-}
+_ZERO_COPY: dict[Any, Any] = {pb.PushRequest: zero_copy.IncomingPush, pb.ExchangeRequest: zero_copy.IncomingExchange}
 
 
 # What may be large; all others are names and numbers, and have at most so many bytes.
@@ -224,7 +217,7 @@ LARGEST_OF_NUMBERS = 1 << 16
 
 
 def parsed(kind: type[Message], data: bytes | memoryview) -> Any:
-    """Return the message in `data`; arrays of a push stay where they are, and are to be read once.
+    """Return the message in `data`; arrays of a push stay in place, and may be read only once.
 
     Raises ServerError when there is none, or one of more parts than a job has, which would take far
     more memory than bytes.

@@ -1,5 +1,4 @@
-"""Protobuf messages whose arrays are hardly copied: received ones once, to where XLA reads them in
-place, and sent ones are written once.
+"""Protobuf messages with few copies of arrays: a received array is copied once, a sent one is written once.
 
 Protobuf copies every bytes field when a message is made or parsed, and once more when it is
 serialized or read. Messages of a step hold megabytes in few fields: these are encoded and decoded
@@ -19,15 +18,14 @@ from google.protobuf.message import DecodeError
 from jfluid.host import aligned_memory
 from jfluid.ir.protobuf_fields import BYTES, VARINT, fields
 from jfluid.ps_server import ps_pb2 as pb
-from jfluid.ps_server.message_fields import nested_fields
 
 # Limits of a message: tables and blocks, and other fields. Protobuf takes a hundred bytes for a
 # submessage of two.
 MOST_PARTS, MOST_FIELDS = 1 << 14, 64
 _ROWS, _BLOCKS = 3, 4
 _IDS, _VALUES_OF_ROWS, _VALUES_OF_BLOCK = 3, 4, 3
-# Of a change: the fields that are arrays, and where an IncomingPush puts them.
-_ARRAYS = {_ROWS: {_IDS: 2, _VALUES_OF_ROWS: 3}, _BLOCKS: {_VALUES_OF_BLOCK: 3}}
+# Array fields of a RowsChange and a BlockChange: attributes of _IncomingChange.
+_ARRAYS = {_ROWS: {_IDS: "ids", _VALUES_OF_ROWS: "values"}, _BLOCKS: {_VALUES_OF_BLOCK: "values"}}
 _PADDING = 15  # the number of a field of a PullReply that nobody reads
 
 
@@ -55,10 +53,10 @@ def _head(number: int, size: int, at: int | None) -> bytes:
 
 @functools.lru_cache(1024)
 def _padding(at: int) -> bytes:
-    """A field that nobody reads, so that what comes behind it begins at a multiple of the alignment.
+    """Return an unused field that lets the following bytes begin at a multiple of the alignment.
 
     Args:
-        at: where it would begin without, from 0 to the alignment.
+        at: the offset at which the field begins, from 0 to the alignment.
     """
     missing = -at % aligned_memory.ALIGNMENT
     if missing == 1:  # no field is as short
@@ -67,16 +65,14 @@ def _padding(at: int) -> bytes:
 
 
 class AlignedReply:
-    """The pieces of a serialized PullReply, in which arrays begin at multiples of the alignment: so who
-    copies it as a whole has them where XLA takes them.
-    """
+    """Pieces of a serialized PullReply with aligned arrays: XLA reads the arrays in place in a copy of the whole."""
 
     def __init__(self) -> None:
         self.parts: list[Any] = []
         self._size = 0
 
     def add(self, front: bytes, values: np.ndarray[Any, Any] | None = None) -> None:
-        """Add these bytes, and an array behind them."""
+        """Add bytes, and an array behind the bytes."""
         if values is not None:
             self._add(_padding((self._size + len(front)) % aligned_memory.ALIGNMENT))
         self._add(front)
@@ -95,7 +91,7 @@ def flat(values: np.ndarray[Any, Any]) -> Any:
 
 
 def aligned_copy(data: Any) -> np.ndarray[Any, Any]:
-    """Return a copy of bytes, uint8 [n]: many of them where XLA on the CPU reads an array in place."""
+    """Return a copy of bytes, uint8 [n]; XLA on the CPU reads a large copy in place."""
     return aligned_memory.copied(np.frombuffer(data, np.uint8))
 
 
@@ -138,11 +134,11 @@ class OutgoingPush:
         return bool(self._changes or self.message.round)
 
     def __len__(self) -> int:
-        """Bytes of its changes, and of the trainer's state."""
+        """Return the bytes of the changes and of the trainer's state."""
         return self._size + len(self.message.state)
 
     def own(self) -> None:
-        """Copy the arrays that the message still refers to, so that they may be overwritten."""
+        """Copy the arrays that the message still refers to, so that the caller may overwrite the originals."""
         self._changes = [b"".join(self._changes)]
 
     def parts(self) -> list[Any]:
@@ -156,7 +152,7 @@ def _block_change(**fields: Any) -> bytes:
 
 
 class OutgoingRequest:
-    """An ExchangeRequest to be sent, or only one of its two parts when the other is empty.
+    """ExchangeRequest to be sent, or only its push or pull when the other part is empty.
 
     Attributes:
         on_sent: called once, when it is on its way for the first time; not where it goes in chunks.
@@ -174,27 +170,11 @@ class OutgoingRequest:
 
     @property
     def pulls(self) -> bool:
-        """Whether there is something to pull, or a round to wait for."""
+        """True if there are rows or blocks to pull, or a round to wait for."""
         return bool(self.pull.rows or self.pull.blocks or self.pull.round)
 
-    def rows(self) -> bytes | None:
-        """Return a PullRequest of the rows alone, of the same number: a pull of no rows is not counted.
-
-        None where there are none.
-        """
-        pull = self.pull
-        if not pull.rows:
-            return None
-        rows = pb.PullRequest(rows=pull.rows, round=pull.round)
-        rows.server_incarnation = pull.server_incarnation
-        if pull.HasField("caller"):
-            rows.caller.CopyFrom(pull.caller)
-        return rows.SerializeToString()
-
     def single(self) -> tuple[str, list[Any]]:
-        """Return (method, serialized message in pieces): "Push" or "Pull" when the other part is
-        empty, else "Exchange".
-        """
+        """Return (method, serialized message in pieces): "Push" or "Pull" when the other part is empty, else "Exchange"."""
         if not self.push:
             return "Pull", [self.pull.SerializeToString()]
         if not self.pulls:
@@ -204,10 +184,7 @@ class OutgoingRequest:
     def whole(self) -> list[Any]:
         """Return the serialized ExchangeRequest, in pieces."""
         found: list[Any] = []
-        both = (
-            (1, bool(self.push), self.push.parts()),
-            (2, self.pulls, [self.pull.SerializeToString()]),
-        )
+        both = ((1, bool(self.push), self.push.parts()), (2, self.pulls, [self.pull.SerializeToString()]))
         for number, there, parts in both:
             if there:
                 found += [head(number, sum(map(len, parts)), 0 if not found else None), *parts]
@@ -217,69 +194,68 @@ class OutgoingRequest:
 # ---- incoming requests ----
 
 
+def check_parts(data: Any) -> None:
+    """Raise DecodeError for invalid data, or more than MOST_PARTS fields, before memory is taken for each."""
+    if len(data) > 2 * MOST_PARTS:  # no field takes less than two bytes
+        for _ in fields(memoryview(data), MOST_PARTS):
+            pass
+
+
 def flat_message(kind: Any, data: Any) -> Any:
-    """Parse a message whose submessages have none themselves.
+    """Parse a message with submessages that have no submessages.
 
     Raises DecodeError for bad data, or too many submessages.
     """
     data = bytes(data)
-    if len(data) > 2 * MOST_PARTS:  # none takes less than two bytes
-        for _ in nested_fields(memoryview(data), (), MOST_PARTS):
-            pass
+    check_parts(data)
     return kind.FromString(data)
 
 
 class _IncomingChange:
-    """A RowsChange or BlockChange whose arrays are read in place."""
+    """RowsChange or BlockChange with arrays that are read in place."""
 
     __slots__ = ("_message", "change", "ids", "values")
 
-    def __init__(self, message: Any, ids: Any, values: Any):
-        self._message, self.ids, self.values = message, ids, values
-        self.change = message.change
+    def __init__(self, kind: Any, data: memoryview, arrays: dict[int, str]):
+        self.ids: Any = b""
+        self.values: Any = b""
+        rest: list[memoryview] = []
+        for field in fields(data, MOST_FIELDS):
+            name = arrays.get(field.number) if field.kind == BYTES else None
+            if name is None:
+                rest.append(data[field.begin : field.end])
+            else:
+                setattr(self, name, field.value)
+        self._message = kind.FromString(b"".join(rest))
+        self.change = self._message.change
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._message, name)
 
 
 class IncomingPush:
-    """A PushRequest whose arrays are read in place. It has the attributes of the message."""
+    """PushRequest with arrays that are read in place, and the attributes of the message."""
 
     def __init__(self, data: memoryview):
+        check_parts(data)
         rest: list[Any] = []
-        # its kind, what is no array of it, its ids and its values: as little as can be, since of a
-        # hostile message there are many
-        changes: list[list[Any]] = []
-        for depth, number, kind, value, begin, end in nested_fields(data, tuple(_ARRAYS), MOST_PARTS, MOST_FIELDS):
-            if depth:
-                change = changes[-1]
-                place = _ARRAYS[change[0]].get(number) if kind == BYTES else None
-                if place is not None:
-                    change[place] = data[value:end]
-                else:
-                    change[1] = (*change[1], data[begin:end])
-            elif kind == BYTES and number in _ARRAYS:
-                changes.append([number, (), b"", b""])
+        self.rows: list[_IncomingChange] = []
+        self.blocks: list[_IncomingChange] = []
+        for field in fields(data, MOST_PARTS):
+            if field.kind != BYTES or field.number not in _ARRAYS:
+                rest.append(data[field.begin : field.end])
+            elif field.number == _ROWS:
+                self.rows.append(_IncomingChange(pb.RowsChange, field.value, _ARRAYS[_ROWS]))
             else:
-                rest.append(data[begin:end])
+                self.blocks.append(_IncomingChange(pb.BlockChange, field.value, _ARRAYS[_BLOCKS]))
         self._message = flat_message(pb.PushRequest, b"".join(rest))
-        self.rows = [
-            _IncomingChange(pb.RowsChange.FromString(b"".join(left)), ids, values)
-            for of, left, ids, values in changes
-            if of == _ROWS
-        ]
-        self.blocks = [
-            _IncomingChange(pb.BlockChange.FromString(b"".join(left)), ids, values)
-            for of, left, ids, values in changes
-            if of == _BLOCKS
-        ]
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._message, name)
 
 
 class IncomingExchange:
-    """An ExchangeRequest whose pushed arrays are read in place.
+    """ExchangeRequest with a push that is read in place.
 
     It has the attributes of the message.
     """
@@ -308,6 +284,21 @@ class BlockValue(NamedTuple):
     version: int
     value: Any
 
+    @classmethod
+    def read(cls, data: memoryview, end: int) -> "BlockValue":
+        """Parse a block of a reply with aligned arrays.
+
+        Args:
+            end: offset of the end of `data` in the reply.
+        """
+        version, value = 0, memoryview(b"")
+        for field in fields(data, MOST_FIELDS):
+            if field.number == 1 and field.kind == VARINT:
+                version = field.value & 0xFFFFFFFFFFFFFFFF
+            elif field.number == 2 and field.kind == BYTES:
+                value = _aligned(field.value, end - len(data) + field.end)
+        return cls(version, value)
+
 
 class IncomingPullReply:
     """A PullReply; of `data`, which may be overwritten afterwards, nothing is referred to."""
@@ -317,30 +308,27 @@ class IncomingPullReply:
         self.rows: list[Any] = []
         self.blocks: list[BlockValue] = []
         rest: list[Any] = []
-        for depth, number, kind, value, begin, end in nested_fields(own, (2,), MOST_PARTS, MOST_FIELDS):
-            if depth:
-                version, found = self.blocks[-1]
-                if number == 1 and kind == VARINT:
-                    version = value & 0xFFFFFFFFFFFFFFFF
-                elif number == 2 and kind == BYTES:
-                    found = _aligned(own, value, end)
-                self.blocks[-1] = BlockValue(version, found)
-            elif number == 1 and kind == BYTES:
-                self.rows.append(_aligned(own, value, end))
-            elif number == 2 and kind == BYTES:
-                self.blocks.append(BlockValue(0, b""))
-            elif number != _PADDING:
-                rest.append(own[begin:end])
+        for field in fields(own, MOST_PARTS):
+            if field.kind == BYTES and field.number == 1:
+                self.rows.append(_aligned(field.value, field.end))
+            elif field.kind == BYTES and field.number == 2:
+                self.blocks.append(BlockValue.read(field.value, field.end))
+            elif field.number != _PADDING:
+                rest.append(own[field.begin : field.end])
         small = pb.PullReply.FromString(b"".join(rest))
         self.rounds, self.server_incarnation = small.rounds, small.server_incarnation
         self.durable, self.counted = small.durable, small.counted
 
 
-def _aligned(data: memoryview, begin: int, end: int) -> memoryview:
-    """Bytes of a message that begins where an array may: as they are if they do, too."""
-    if begin % aligned_memory.ALIGNMENT:
-        return aligned_copy(data[begin:end]).data.toreadonly()
-    return data[begin:end]
+def _aligned(value: memoryview, end: int) -> memoryview:
+    """Return a field's value, copied unless it begins at a multiple of the alignment.
+
+    Args:
+        end: offset of the end of the value in a reply that begins at such a multiple.
+    """
+    if (end - len(value)) % aligned_memory.ALIGNMENT:
+        return aligned_copy(value).data.toreadonly()
+    return value
 
 
 class IncomingExchangeReply:

@@ -73,7 +73,7 @@ class Collective:
         raise NotImplementedError(f"{type(self).__name__}: a subclass of Collective has to rewrite the main program")
 
     def _transpile_startup_program(self) -> None:
-        """Processes meet, and start from process 0's parameters."""
+        """Let processes connect, and start from process 0's parameters."""
         block = self.startup_program.global_block()
         others = [e for e in self.endpoints if e != self.current_endpoint]
         for ring in range(self.nrings):
@@ -93,31 +93,18 @@ class Collective:
                 "c_comm_init",
                 {"X": nccl_id},
                 {},
-                {
-                    "nranks": self.nranks,
-                    "rank": self.rank,
-                    "ring_id": ring,
-                    "op_role": OpRole.Forward,
-                },
+                {"nranks": self.nranks, "rank": self.rank, "ring_id": ring, "op_role": OpRole.Forward},
             )
         parameters = self._shared(block)
         rings = _Turns(self.nrings)
         for param in parameters:
-            _in_place(
-                block,
-                len(block.ops),
-                "c_broadcast",
-                param.name,
-                OpRole.Forward,
-                ring_id=rings.next(),
-                root=0,
-            )
+            _in_place(block, len(block.ops), "c_broadcast", param.name, OpRole.Forward, ring_id=rings.next(), root=0)
         if parameters:
             self._sync(block, len(block.ops), parameters[-1].name, OpRole.Forward)
 
     @staticmethod
     def _shared(block: Block) -> list[Parameter]:
-        """The parameters that all processes hold."""
+        """Return the parameters that all processes hold."""
         return [p for p in block.iter_parameters() if not _is_divided(p)]
 
     def _sync(self, block: Block, index: int, name: str, role: int) -> None:
@@ -142,7 +129,7 @@ def _in_place(block: Block, index: int, type_: str, name: str, role: int, **attr
 
 
 def _is_divided(param: Variable) -> bool:
-    """Whether each process holds its own part of the parameter, so that nothing is all-reduced."""
+    """Return True if each process holds a separate part of the parameter, so that nothing is all-reduced."""
     return bool(getattr(param, "is_distributed", False))
 
 
@@ -151,7 +138,7 @@ def _has_role(op: Operator, role: int) -> bool:
 
 
 class GradAllReduce(Collective):
-    """Sums the gradients of all processes, each scaled to its share of the loss, before they are used."""
+    """Rewriter that sums the gradients of all processes, each scaled to its share of the loss, before use."""
 
     mode = "grad_allreduce"
 
@@ -159,12 +146,7 @@ class GradAllReduce(Collective):
         block = self.main_program.global_block()
         for at in _backwards(block, OpRole.Backward | OpRole.Loss):
             _in_place(
-                block,
-                at + 1,
-                "scale",
-                block.ops[at].output_arg_names[0],
-                OpRole.Backward,
-                scale=1.0 / self.nranks,
+                block, at + 1, "scale", block.ops[at].output_arg_names[0], OpRole.Backward, scale=1.0 / self.nranks
             )
         last, rings = "", _Turns(self.nrings)
         for at in _backwards(block, OpRole.Backward):
@@ -197,7 +179,7 @@ def _refuse_sparse(block: Block, grad: str) -> None:
 
 
 class LocalSGD(Collective):
-    """Each process updates by its own gradients; then the parameters become the mean of all processes'."""
+    """Rewriter for local updates in each process; then the parameters become the mean of all processes'."""
 
     mode = "local_sgd"
     snapshot_key = "@SNAPSHOT"
@@ -220,10 +202,7 @@ class LocalSGD(Collective):
         block = self.startup_program.global_block()
         for param in self._shared(block):
             block.append_op(
-                "assign",
-                {"X": [param.name]},
-                {"Out": [self._snapshot(block, param)]},
-                {"op_role": OpRole.Forward},
+                "assign", {"X": [param.name]}, {"Out": [self._snapshot(block, param)]}, {"op_role": OpRole.Forward}
             )
 
     def _transpile_main_program(self) -> None:
@@ -239,11 +218,7 @@ class LocalSGD(Collective):
                 continue
             name, snapshot = param.name, self._snapshot(block, param)
             block.insert_op(
-                at + 1,
-                "elementwise_sub",
-                {"X": [snapshot], "Y": [name]},
-                {"Out": [name]},
-                {"op_role": role},
+                at + 1, "elementwise_sub", {"X": [snapshot], "Y": [name]}, {"Out": [name]}, {"op_role": role}
             )
             _in_place(block, at + 2, "c_sync_calc_stream", name, role)
             _in_place(block, at + 3, "c_allreduce_sum", name, role, ring_id=rings.next())
@@ -252,12 +227,7 @@ class LocalSGD(Collective):
             self._sync(block, len(block.ops), moved[-1][0], role)
         for name, snapshot in reversed(moved):
             _in_place(block, len(block.ops), "scale", name, role, scale=1.0 / self.nranks)
-            block.append_op(
-                "elementwise_sub",
-                {"X": [snapshot], "Y": [name]},
-                {"Out": [name]},
-                {"op_role": role},
-            )
+            block.append_op("elementwise_sub", {"X": [snapshot], "Y": [name]}, {"Out": [name]}, {"op_role": role})
             block.append_op("assign", {"X": [name]}, {"Out": [snapshot]}, {"op_role": role})
 
 

@@ -10,7 +10,7 @@ SMALLEST_BLOCK = 8192
 
 
 class DistributedMode:
-    """How trainers and parameter servers work together."""
+    """Modes of training with parameter servers."""
 
     SYNC = 0
     ASYNC = 1
@@ -19,7 +19,7 @@ class DistributedMode:
 
 
 class ServerRuntimeConfig:
-    """How many threads serve calls of each kind, as `listen_and_serv` notes it.
+    """Numbers of threads that serve calls of each kind, as `listen_and_serv` notes each.
 
     Without effect on the serving itself: a server has one pool of threads, and one call carries all
     variables.
@@ -52,7 +52,7 @@ class ServerRuntimeConfig:
 
 
 class DistributeTranspilerConfig:
-    """How `DistributeTranspiler` rewrites a program.
+    """Settings of `DistributeTranspiler`.
 
     Attributes:
         mode: "pserver", "nccl2" (gradients are summed by the engine; see ParallelExecutor and
@@ -140,7 +140,7 @@ class DistributeTranspilerConfig:
         if name == "split_method":
             if value is not None and not (isinstance(value, type) and issubclass(value, PSDispatcher)):
                 raise errors.ProgramError(
-                    f"split_method: expected RoundRobin, HashName or another PSDispatcher, found {value!r}"
+                    f"split_method: expected RoundRobin, HashName or any other PSDispatcher, found {value!r}"
                 )
         elif (
             not (isinstance(value, kind) and isinstance(value, bool) == (kind is bool)) and not value is default is None

@@ -5,23 +5,13 @@ from collections.abc import Callable
 from jfluid import errors
 from jfluid.ir.program import Program, default_main_program, default_startup_program
 from jfluid.transpiler import collective, nccl2
-from jfluid.transpiler.config import (
-    SMALLEST_BLOCK,
-    DistributedMode,
-    DistributeTranspilerConfig,
-    ServerRuntimeConfig,
-)
+from jfluid.transpiler.config import SMALLEST_BLOCK, DistributedMode, DistributeTranspilerConfig, ServerRuntimeConfig
 from jfluid.transpiler.parameter_server import geo
 from jfluid.transpiler.parameter_server.job import ServerJob
 from jfluid.transpiler.ps_dispatcher import PSDispatcher, RoundRobin
 from jfluid.transpiler.request import Request
 
-__all__ = [
-    "DistributeTranspiler",
-    "DistributeTranspilerConfig",
-    "DistributedMode",
-    "ServerRuntimeConfig",
-]
+__all__ = ["DistributeTranspiler", "DistributeTranspilerConfig", "DistributedMode", "ServerRuntimeConfig"]
 
 
 def _collective(request: Request) -> None:
@@ -140,11 +130,7 @@ class DistributeTranspiler:
                 raise TypeError(f"{name}: expected a Program, found {type(found).__name__}")
         if isinstance(trainer_id, bool) or not isinstance(trainer_id, int):
             raise TypeError(f"trainer_id: expected a whole number, found {trainer_id!r}")
-        given = {
-            "slice_var_up": slice_var_up,
-            "split_method": split_method,
-            "min_block_size": min_block_size,
-        }
+        given = {"slice_var_up": slice_var_up, "split_method": split_method, "min_block_size": min_block_size}
         for field, value in given.items():
             if value is not None:
                 setattr(self.config, field, value)
@@ -197,8 +183,9 @@ class DistributeTranspiler:
         return self._servers("get_trainer_program").trainer_program(wait_port)
 
     def get_pserver_program(self, endpoint: str) -> Program:
-        """Return the program of the server at `endpoint`: one `listen_and_serv`, and a block for
-        each piece of a parameter there.
+        """Return the program of the server at `endpoint`: one `listen_and_serv`, and a block for each piece there.
+
+        A piece is one of a parameter.
 
         Raises ProgramError when `transpile` was not called or `endpoint` is none of its `pservers`.
         """
@@ -213,12 +200,9 @@ class DistributeTranspiler:
         return job.server_program(endpoint), job.server_startup(endpoint)
 
     def get_startup_program(
-        self,
-        endpoint: str,
-        pserver_program: Program | None = None,
-        startup_program: Program | None = None,
+        self, endpoint: str, pserver_program: Program | None = None, startup_program: Program | None = None
     ) -> Program:
-        """Return the startup program of the server at `endpoint`, which initializes what the server holds.
+        """Return the startup program of the server at `endpoint`, for the parameters and states that it holds.
 
         Args:
             pserver_program: what `get_pserver_program(endpoint)` returned; made anew when None.
@@ -230,5 +214,5 @@ class DistributeTranspiler:
         return self._servers("get_startup_program").server_startup(endpoint, pserver_program, startup_program)
 
     def _exchanged(self) -> dict[str, dict[str, list[str]]]:
-        """What a communicator of geo_sgd_mode exchanges with whom; see `geo.exchanged`."""
+        """Return the parameters that a communicator of geo_sgd_mode exchanges, by server; see `geo.exchanged`."""
         return geo.exchanged(self._servers("_exchanged").placement)

@@ -7,11 +7,7 @@ from jfluid.transpiler.config import DistributeTranspilerConfig
 
 
 def transpile(
-    config: DistributeTranspilerConfig,
-    program: Program,
-    startup: Program,
-    trainer_id: int,
-    endpoints: list[str],
+    config: DistributeTranspilerConfig, program: Program, startup: Program, trainer_id: int, endpoints: list[str]
 ) -> None:
     """Append `gen_nccl_id` to the startup program and note the trainers on the program.
 

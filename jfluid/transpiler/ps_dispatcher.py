@@ -1,4 +1,4 @@
-"""Which parameter server gets which variable."""
+"""Dispatchers of variables to parameter servers."""
 
 import zlib
 from collections.abc import Iterable, Sequence
@@ -41,7 +41,7 @@ class PSDispatcher:
 
 
 class HashName(PSDispatcher):
-    """By a hash of the variable's name, the same in every process."""
+    """Dispatcher by a hash of the variable's name, equal in every process."""
 
     def dispatch(self, varlist: Iterable[Any]) -> list[str]:
         """Return the endpoint of each variable."""
@@ -49,7 +49,7 @@ class HashName(PSDispatcher):
 
 
 class RoundRobin(PSDispatcher):
-    """One server after the other; the next call continues where the last one ended."""
+    """Dispatcher to one server after the other; a call continues after the last one."""
 
     def dispatch(self, varlist: Iterable[Any]) -> list[str]:
         """Return the endpoint of each variable."""
@@ -61,5 +61,5 @@ class RoundRobin(PSDispatcher):
 
 
 def _name(var: Any) -> str:
-    """A variable's name; Fluid's own scripts also give objects whose `name` is a method."""
+    """Return a variable's name; Fluid's own scripts also give objects with a method `name`."""
     return str(var.name() if callable(var.name) else var.name)

@@ -51,7 +51,7 @@ class Request:
         return found
 
     def servers(self) -> list[str]:
-        """Return the servers' endpoints. Raises ProgramError when `pservers` does not contain them."""
+        """Return the servers' endpoints. Raises ProgramError unless `pservers` has endpoints."""
         given = self.pservers.split(",") if isinstance(self.pservers, str) else []
         found = [e.strip() for e in given]
         if wrong := fault_of(found):

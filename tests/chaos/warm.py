@@ -56,7 +56,7 @@ def warm_tables() -> None:
     once, _ = kernels.distinct(ids)
     kernels.partition(kernels.owners_of(once, 2), 2)
     initializers = specs.Constant(value=0.0), specs.Uniform(low=-1.0, high=1.0)
-    slots = specs.Slot(name="moment1"), specs.Slot(name="moment2")
+    slots = specs.SlotSpec(name="moment1"), specs.SlotSpec(name="moment2")
     for number, optimizer in enumerate(
         (
             specs.Sgd(learning_rate=1.0),

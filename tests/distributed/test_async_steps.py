@@ -4,6 +4,7 @@ of it arrives once.
 
 import itertools
 import time
+from concurrent.futures import ThreadPoolExecutor
 
 import grpc
 import numpy as np
@@ -18,8 +19,8 @@ from jfluid.distributed.trainer.communicator import Communicator
 from jfluid.distributed.trainer.strategies import Async
 from jfluid.distributed.wire import connections
 from jfluid.ps_server.client import Client
-from jfluid.ps_server.pipe_calls import CallError
 from jfluid.ps_server.shared_memory import SharedBuffer
+from jfluid.ps_server.transport import CallError
 from tests.distributed.job import alone, parameters, served, trainer_of
 from tests.distributed.test_prefetch import MODEL, a_dataset, noting
 from tests.distributed.test_prefetch import STEPS as BATCHES
@@ -64,8 +65,15 @@ def started(program, **settings):
 def calls(monkeypatch):
     """What a trainer asks of servers, in the order of asking."""
     found = []
-    for name in ("pull", "begin_push", "exchange_begun"):
-        monkeypatch.setattr(Client, name, noting(name, getattr(Client, name), found))
+    submit = ThreadPoolExecutor.submit
+
+    def noted(self, function, *args):
+        if function is async_steps.send:
+            found.append("send")
+        return submit(self, function, *args)
+
+    monkeypatch.setattr(Client, "pull", noting("pull", Client.pull, found))
+    monkeypatch.setattr(ThreadPoolExecutor, "submit", noted)
     return found
 
 
@@ -118,8 +126,7 @@ def test_rows_are_asked_for_before_gradients_leave(calls):
             executor.run(program, feed=feed_of(step), fetch_list=[loss])
         asked = list(calls)
         communicator.stop()
-    # the second step has nothing to take: nothing had left before it
-    assert asked == ["pull", "begin_push", *["pull", "exchange_begun", "begin_push"] * 2]
+    assert asked == ["pull", "send"] * 3
 
 
 def test_a_step_takes_what_came_back_for_the_gradients_before_the_last():
@@ -169,8 +176,7 @@ def test_gradients_leave_where_no_step_follows():
         assert calls.status()[0].through == 1
 
 
-@pytest.mark.parametrize("begins", [True, False])
-def test_failures_reach_the_trainer(begins, monkeypatch):
+def test_failures_reach_the_trainer(monkeypatch):
     def refuses(*args, **kwargs):
         raise errors.ServerError("gone")
 
@@ -178,11 +184,7 @@ def test_failures_reach_the_trainer(begins, monkeypatch):
         communicator = started(program)
         executor.run(program, feed=feed_of(0), fetch_list=[loss])
         with monkeypatch.context() as patch:
-            if begins:
-                patch.setattr(Client, "exchange_begun", refuses)
-            else:
-                patch.setattr(async_steps, "begin", lambda *args, **kwargs: None)
-                patch.setattr(async_steps, "send", refuses)
+            patch.setattr(async_steps, "send", refuses)
             executor.run(program, feed=feed_of(1), fetch_list=[loss])
             with pytest.raises(errors.ServerError, match="gone"):
                 executor.run(program, feed=feed_of(2), fetch_list=[loss])

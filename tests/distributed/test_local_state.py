@@ -87,7 +87,7 @@ def test_what_is_too_large_is_said_and_begins_anew(snapshots_wanted, monkeypatch
         assert caplog.text.count("more than the 100 that go into snapshots: it begins anew") == 1
         killed(job)
         job.begin()
-        assert "nothing of what only trainer 0 had by then" in caplog.text
+        assert "no local state of trainer 0" in caplog.text
 
 
 def test_without_snapshots_nothing_is_sent():
@@ -104,23 +104,23 @@ def test_without_snapshots_nothing_is_sent():
     [
         (
             {"dtype": "float32", "shape": [3], "value": bytes(8)},
-            "v: what the servers keep of this trainer is damaged: ",
+            "v: the state of this trainer at the servers is damaged: ",
         ),
         (
             {"dtype": "object", "shape": [1], "value": bytes(8)},
-            "v: what the servers keep of this trainer is damaged: ",
+            "v: the state of this trainer at the servers is damaged: ",
         ),
         (
             {"dtype": "nonsense", "shape": [1], "value": bytes(8)},
-            "v: what the servers keep of this trainer is damaged: ",
+            "v: the state of this trainer at the servers is damaged: ",
         ),
         (
             {"dtype": "f4," * 9, "shape": [1], "value": bytes(36)},
-            "v: what the servers keep of this trainer is damaged: ",
+            "v: the state of this trainer at the servers is damaged: ",
         ),
         (
             {"dtype": "float32", "shape": [2**64 - 1], "value": bytes(8)},
-            "v: what the servers keep of this trainer is damaged: ",
+            "v: the state of this trainer at the servers is damaged: ",
         ),
         (
             {"dtype": "float32", "shape": [2] + [1] * 70, "value": bytes(8)},

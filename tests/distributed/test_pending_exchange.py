@@ -19,10 +19,7 @@ from jfluid.distributed.trainer.communicator import Communicator
 from jfluid.distributed.trainer.early_step import EarlyStep
 from jfluid.distributed.wire import connections, pending_exchange
 from jfluid.distributed.wire.pending_exchange import Exchange
-from jfluid.ps_server import client, connection, wire
 from jfluid.ps_server.client import Client, PullResult
-from jfluid.ps_server.connection import ServerConnection
-from jfluid.ps_server.stream_calls import CallStreams
 from jfluid.transpiler.parameter_server.layout import ParameterLayout, Piece
 from tests.distributed.job import click_model, clicks, parameters, trainer_of
 
@@ -196,42 +193,6 @@ def test_a_step_sends_gradients_and_asks_for_its_rows_in_one_call(mode, monkeypa
         assert calls == [("pull", True), ("exchange", True), ("exchange", True)]
         communicator.stop()  # does not wait for a step that never comes
         assert [name for name, _ in calls[3:]] == ["exchange"]
-
-
-@pytest.mark.parametrize("share_memory", [True, False])
-@pytest.mark.parametrize("mode", [SYNC, HALF_ASYNC])
-def test_steps_are_the_same_where_servers_have_the_gradients_early(mode, share_memory, monkeypatch):
-    """And where the answers to each second of these pushes are lost: they are made again."""
-    monkeypatch.setenv("JFLUID_PS_SHARE_MEMORY", str(int(share_memory)))
-    without, begun, follow = trained(True, 0, mode), [], ServerConnection._follow
-    monkeypatch.setattr(client, "SMALLEST", 0)
-    monkeypatch.setattr(connection, "SMALLEST", -wire.OVERHEAD)
-    if not share_memory:  # a thread connects: let it be there for the first step
-
-        def at_once(self):
-            while self._connecting:
-                time.sleep(0.001)
-            return take(self)
-
-        take = CallStreams.take
-        monkeypatch.setattr(CallStreams, "take", lambda self: take(self) or at_once(self))
-
-    def noted(self, push, request, waits):
-        begun.append(push)
-        if len(begun) % 2:
-            return follow(self, push, request, waits)
-        with push.lane:
-            push.lane.through.answer(60)
-        return None
-
-    monkeypatch.setattr(ServerConnection, "_follow", noted)
-    early = trained(True, 1, mode)
-    assert len(begun) >= STEPS and all(push.sent for push in begun)
-    for mine, other in zip(early[:2], without[:2], strict=True):
-        for one, two in zip(mine, other, strict=True):
-            np.testing.assert_array_equal(one, two)
-    for name, value in without[2].items():
-        np.testing.assert_array_equal(early[2][name], value)
 
 
 def test_a_step_is_made_ready_while_servers_are_asked(monkeypatch):

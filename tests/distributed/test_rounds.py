@@ -9,7 +9,7 @@ import time
 import numpy as np
 import pytest
 
-from jfluid.distributed.wire.connections import Connection
+from jfluid.distributed.wire.connections import TrainerConnection
 from jfluid.ps_server import specs
 from jfluid.ps_server.client import Client
 from jfluid.ps_server.errors import RollbackError, StateError
@@ -48,7 +48,7 @@ def know(client):
 
 def connect(servers):
     """The connection of a new life of trainer 0."""
-    made = Connection([endpoint(s) for s in servers], 0)
+    made = TrainerConnection([endpoint(s) for s in servers], 0)
     made.enter()
     assert made.careful
     know(made.client)

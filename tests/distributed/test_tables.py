@@ -193,7 +193,7 @@ def test_any_of_the_pieces_may_be_updated_together_and_few_sets_are_remembered()
 
 def test_of_a_distributed_table_decay_moves_the_rows_with_a_gradient(caplog):
     store = store_of(lambda: opt.SGD(0.5, regularization=L2(0.1)), distributed=True)
-    assert "weight decay (scale, sum, sgd) moves rows in updates that have a gradient of them" in caplog.text
+    assert "weight decay (scale, sum, sgd) moves the rows of an update that have a gradient" in caplog.text
     table = store.tables["table"]
     table.look_up(np.array([4, 1 << 40]))
     store.apply([push([1 << 40, 7])], [])

@@ -5,7 +5,8 @@ import itertools
 import grpc
 import pytest
 
-from jfluid.ps_server.pipe_calls import CallError, CallPipes
+from jfluid.ps_server.pipe_calls import CallPipes
+from jfluid.ps_server.transport import CallError
 from tests.distributed.conftest import quick_failures
 
 __all__ = ["quick_failures"]

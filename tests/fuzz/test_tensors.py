@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from jfluid import errors
 from jfluid.files.tensor_format import load_rows, load_tensors, write_selected_rows, write_tensor
-from jfluid.fleet import checkpoint
+from jfluid.fleet import numbered_checkpoints
 from jfluid.ir import framework_pb2 as pb
 from tests.fuzz.harness import fuzzed, grows_linearly, mutated, reads_or_refuses
 
@@ -78,7 +78,7 @@ def test_some_rows(file, data, first, rows):
 @fuzzed(80)
 @given(data=mutated([b'{"epoch_no": 3}']))
 def test_status(file, data):
-    read(file, data, lambda path: checkpoint._status(str(path)))
+    read(file, data, lambda path: numbered_checkpoints._status(str(path)))
 
 
 def test_time(file):

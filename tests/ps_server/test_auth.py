@@ -192,12 +192,12 @@ def test_the_secret_and_its_keys_do_not_travel(server):
         client.pull({"a-table": np.array([1])})
         assert b"a-table" in wiretap, "the wiretap hears"
         assert SECRET.encode() not in wiretap and auth.key_for(SECRET, auth._PURPOSE) not in wiretap
-        assert client._connections[0]._session._current._key not in wiretap
+        assert client._connections[0]._grpc._session._current._key not in wiretap
 
 
 def test_a_client_begins_again_after_a_restart_of_the_server():
     with Server(Settings(token=SECRET)) as first, member(first.port) as client:
-        session = client._connections[0]._session
+        session = client._connections[0]._grpc._session
         client.status()
         before = session._current
         first.stop(0)

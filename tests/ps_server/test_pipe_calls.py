@@ -11,7 +11,8 @@ import pytest
 from jfluid.ps_server import ps_pb2 as pb
 from jfluid.ps_server.auth import PROOF
 from jfluid.ps_server.errors import StateError
-from jfluid.ps_server.pipe_calls import LARGEST, CallError, CallPipes, ServedPipes
+from jfluid.ps_server.pipe_calls import LARGEST, CallPipes, ServedPipes
+from jfluid.ps_server.transport import CallError
 
 LIMIT_S = 120
 MANY = np.arange(5000)

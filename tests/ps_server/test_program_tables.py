@@ -17,10 +17,14 @@ from jfluid.ps_server.table import SparseTable
 from tests.ps_server.test_table import ids_of, in_threads, ones
 
 RATE = 0.1
-ADADELTA = specs.Program(learning_rate=RATE, slots=(specs.Slot(name="squared_grad"), specs.Slot(name="squared_update")))
-FTRL = specs.Program(learning_rate=RATE, slots=(specs.Slot(name="squared"), specs.Slot(name="linear")))
+ADADELTA = specs.Program(
+    learning_rate=RATE, slots=(specs.SlotSpec(name="squared_grad"), specs.SlotSpec(name="squared_update"))
+)
+FTRL = specs.Program(learning_rate=RATE, slots=(specs.SlotSpec(name="squared"), specs.SlotSpec(name="linear")))
 # The sum of gradients, and how many there were.
-COUNTED = specs.Program(learning_rate=RATE, slots=(specs.Slot(name="sum", initial=1.5), specs.Slot(name="count")))
+COUNTED = specs.Program(
+    learning_rate=RATE, slots=(specs.SlotSpec(name="sum", initial=1.5), specs.SlotSpec(name="count"))
+)
 
 
 def table(optimizer, width=3, **more):
@@ -295,7 +299,7 @@ def test_a_snapshot_of_other_slots_is_refused(tmp_path):
         snapshot.write(view, tmp_path, "a", 0, 1)
     other = Store()
     other.create_table(specs.TableSpec(name="t", width=3, initializer=specs.Normal(), optimizer=FTRL, seed=3))
-    with pytest.raises(errors.ServerError, match="table t: the snapshot holds another table"):
+    with pytest.raises(errors.ServerError, match="table t: the snapshot holds a different table"):
         snapshot.restore(other, tmp_path, 0, 1)
 
 

@@ -385,6 +385,6 @@ def test_a_life_that_only_pulled_before_the_snapshot_is_known_after_it(tmp_path)
 def test_rounds_that_nobody_has_any_more(tmp_path):
     with (
         Cluster(tmp_path, servers=1) as job,
-        pytest.raises(RollbackError, match="applied 0 rounds, and nobody has"),
+        pytest.raises(RollbackError, match="applied 0 rounds, and no process has"),
     ):
         job.client.push(blocks={"w0": GRADIENT}, round=3)

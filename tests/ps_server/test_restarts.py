@@ -113,7 +113,7 @@ def test_a_call_without_an_answer_of_the_service_is_sent_again(site, code):
     middle.
     """
     client = site().client()
-    connection, real, calls = client._connections[0], client._connections[0]._methods["Push"], []
+    connection, real, calls = client._connections[0], client._connections[0]._grpc._methods["Push"], []
 
     def losing(*call):
         calls.append(call)
@@ -124,7 +124,7 @@ def test_a_call_without_an_answer_of_the_service_is_sent_again(site, code):
             raise Lost(grpc.StatusCode[code], ((PROOF, b"of the service"),))
         return reply
 
-    connection._methods["Push"] = losing
+    connection._grpc._methods["Push"] = losing
     few = np.array([7])
     add(client, few)
     assert len(calls) == 2 and rows(client, few) == 1
@@ -157,7 +157,7 @@ def test_what_one_thread_has_not_heard_of_is_not_lost_when_another_mends_the_ser
     job = site()
     client = job.client()
     add(client, np.array([0]))
-    connection, real = client._connections[0], client._connections[0]._methods["Push"]
+    connection, real = client._connections[0], client._connections[0]._grpc._methods["Push"]
     under_way, go_on = threading.Event(), threading.Event()
 
     def losing(*call):
@@ -167,7 +167,7 @@ def test_what_one_thread_has_not_heard_of_is_not_lost_when_another_mends_the_ser
             raise Lost()  # the request never reached the server
         return real(*call)
 
-    connection._methods["Push"] = losing
+    connection._grpc._methods["Push"] = losing
     first = threads.submit(add, client, np.array([1]))
     assert under_way.wait(LIMIT_S)
     add(client, np.array([2]))
@@ -185,7 +185,7 @@ def test_an_answer_of_an_earlier_life_that_comes_when_the_server_was_mended(site
     job = site()
     client = job.client()
     add(client, np.array([0]))
-    connection, real = client._connections[0], client._connections[0]._methods["Push"]
+    connection, real = client._connections[0], client._connections[0]._grpc._methods["Push"]
     answered, go_on = threading.Event(), threading.Event()
 
     def late(*call):
@@ -195,7 +195,7 @@ def test_an_answer_of_an_earlier_life_that_comes_when_the_server_was_mended(site
             assert go_on.wait(LIMIT_S)
         return reply
 
-    connection._methods["Push"] = late
+    connection._grpc._methods["Push"] = late
     first = threads.submit(add, client, np.array([1]))
     assert answered.wait(LIMIT_S)
     job.restart()
@@ -209,7 +209,7 @@ def test_pushes_before_the_first_answer_are_of_one_life(site, threads):
     """The very first calls of a client go to a server that ends between them."""
     job = site()
     client = job.client()
-    connection, real = client._connections[0], client._connections[0]._methods["Push"]
+    connection, real = client._connections[0], client._connections[0]._grpc._methods["Push"]
     order = threading.Lock()
 
     def restarted_between(*call):
@@ -221,7 +221,7 @@ def test_pushes_before_the_first_answer_are_of_one_life(site, threads):
             return reply
 
     done = []
-    connection._methods["Push"] = restarted_between
+    connection._grpc._methods["Push"] = restarted_between
     for future in [threads.submit(add, client, np.array([i])) for i in range(4)]:
         future.result(LIMIT_S)
     assert rows(client, np.arange(4)).tolist() == [1] * 4 and client.status()[0].lost == 0
@@ -448,16 +448,16 @@ def test_a_barrier_that_one_has_passed_when_server_0_starts_again(site, threads)
         second.enter()
         passing = threads.submit(first.barrier)
         until(lambda: job.servers[0].trainer_group._barriers)
-        connection, real = second._connections[0], second._connections[0]._methods["Barrier"]
+        connection, real = second._connections[0], second._connections[0]._grpc._methods["Barrier"]
 
         def lost_with_the_server(*call):
-            connection._methods["Barrier"] = real
+            connection._grpc._methods["Barrier"] = real
             real(*call)
             passing.result(LIMIT_S)
             job.restart()
             raise Lost()
 
-        connection._methods["Barrier"] = lost_with_the_server
+        connection._grpc._methods["Barrier"] = lost_with_the_server
         threads.submit(second.barrier).result(LIMIT_S)
 
 
@@ -491,7 +491,7 @@ def test_who_waits_at_one_server_learns_from_another_that_all_have_to_start_agai
     until(lambda: job.servers[0].trainer_group.at_work() == [0])
     with pytest.raises(
         RollbackError,
-        match="round 5: this server has applied 0 rounds, and nobody has the gradients",
+        match="round 5: this server has applied 0 rounds, and no process has the gradients",
     ):
         client._connections[1].exchange(request_of(client, round=5), 0, True)
     with pytest.raises(RollbackError, match="round 5"):

@@ -113,7 +113,7 @@ def test_shrinking(job):
         (lambda c: c.pull(blocks=["v"]), r"there is no block 'v'"),
         (
             lambda c: c.create([TABLE.model_copy(update={"width": 5})]),
-            "t is there already, and is something else",
+            "t is there already, and is different",
         ),
         (
             lambda c: c.create([], {1: [BLOCK]}),
@@ -382,7 +382,7 @@ def test_lost_calls_are_reported(job, tmp_path, caplog):
     client.restore(str(tmp_path))
     client.push({"t": (ids, ones(ids))})
     assert client.status()[0].lost == 3 and client.status()[0].tables["t"].step == 2
-    assert "trainer 0: 3 calls that had been acknowledged" in caplog.text
+    assert "trainer 0: 3 acknowledged calls are not in the snapshot" in caplog.text
 
 
 def test_calls_that_were_refused_are_not_lost(job):

@@ -196,8 +196,8 @@ def flip(path):
     "damage, message",
     [
         (flip, "damaged: its checksum is not that of the manifest"),
-        (lambda path: path.write_bytes(path.read_bytes()[:-1]), "missing or has another size"),
-        (lambda path: path.unlink(), "missing or has another size"),
+        (lambda path: path.write_bytes(path.read_bytes()[:-1]), "missing or has a different size"),
+        (lambda path: path.unlink(), "missing or has a different size"),
     ],
 )
 @pytest.mark.parametrize("kind", ["rows", "numbers"])
@@ -220,22 +220,22 @@ def test_damaged_files_are_refused(tmp_path, damage, message, kind):
         ),
         (
             lambda m: m["tables"][0]["rows_file"].update(name="../../etc/passwd"),
-            "expected files whose names begin with a.00000",
+            "expected file names that begin with a.00000",
         ),
         (
             lambda m: m["tables"][0]["rows_file"].update(name="b.00000-of-00001.0.rows"),
-            "expected files whose names begin with",
+            "expected file names that begin with",
         ),
         (
             lambda m: m["tables"][0]["rows_file"].update(name="a.00000-of-00001.json.partial"),
-            "expected files whose names",
+            "expected file names",
         ),
         (
             lambda m: m["tables"][0]["rows_file"].update(name="a.00000-of-00001.0.rows\0"),
-            "expected files whose names begin with",
+            "expected file names that begin with",
         ),
-        (lambda m: m.update(id="b"), "expected files whose names begin with b.00000-of-00001"),
-        (lambda m: m.update(server=5), "expected files whose names begin with a.00005-of-00001"),
+        (lambda m: m.update(id="b"), "expected file names that begin with b.00000-of-00001"),
+        (lambda m: m.update(server=5), "expected file names that begin with a.00005-of-00001"),
         (
             lambda m: m["tables"][0].update(step=2**32),
             "tables.0.step: Input should be less than or equal to 4294967294",
@@ -301,7 +301,7 @@ def test_damaged_files_are_refused(tmp_path, damage, message, kind):
         ),
         (
             lambda m: m["blocks"][0]["state"].pop("step"),
-            "block w: the state is of a block of another kind: it has no step",
+            "block w: the state is of a different kind of block: it has no step",
         ),
     ],
 )
@@ -372,7 +372,7 @@ def test_another_table_of_the_same_name_is_refused(tmp_path):
     save(filled(), tmp_path)
     store = Store()
     store.create_table(TABLE.model_copy(update={"width": 8}))
-    with pytest.raises(errors.ServerError, match="table t: the snapshot holds another table"):
+    with pytest.raises(errors.ServerError, match="table t: the snapshot holds a different table"):
         snapshot.restore(store, tmp_path, 0, 1)
 
 

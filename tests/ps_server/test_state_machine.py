@@ -21,8 +21,8 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, rule, run_sta
 
 from jfluid import errors
 from jfluid.ps_server import specs
-from jfluid.ps_server.pipe_calls import CallError
 from jfluid.ps_server.store import Change
+from jfluid.ps_server.transport import CallError
 from tests.ps_server.site import BLOCK, LIMIT_S, ROWS, WIDTH, Site
 
 ENTRY = 3
@@ -54,26 +54,23 @@ class Lost(CallError):
         super().__init__(grpc.StatusCode.UNAVAILABLE, "lost on the way")
 
 
-class Losing:
-    """A way past gRPC that loses what `fault_of` says."""
+def lose_calls(channel, fault_of):
+    """Let a fast channel lose the requests or replies that `fault_of` names."""
+    post, answer, channel.fault = channel.post, channel.answer, None
 
-    def __init__(self, real, fault_of):
-        self.real, self.fault_of, self.fault = real, fault_of, None
-
-    def __getattr__(self, name):
-        return getattr(self.real, name)
-
-    def post(self, method, parts):
-        self.fault = self.fault_of()
-        if self.fault == "request":
+    def losing_post(method, parts):
+        channel.fault = fault_of()
+        if channel.fault == "request":
             raise Lost
-        self.real.post(method, parts)
+        post(method, parts)
 
-    def answer(self, *given):
-        answer = self.real.answer(*given)
-        if self.fault == "answer":
+    def losing_answer(*given):
+        found = answer(*given)
+        if channel.fault == "answer":
             raise Lost
-        return answer
+        return found
+
+    channel.post, channel.answer = losing_post, losing_answer
 
 
 class Job(RuleBasedStateMachine):
@@ -98,22 +95,24 @@ class Job(RuleBasedStateMachine):
         client.create([RARE])
         for connection in client._connections:
             for name in CALLS:
-                connection._methods[name] = self.over_the_wire(name, connection._methods[name])
-            connection._lane = self.losing(connection._lane)
+                methods = connection._grpc._methods
+                methods[name] = self.over_the_wire(name, methods[name])
+            for transport in (connection._buffers, connection._streams):
+                transport.take = self.losing(transport.take)
         return client
 
     def fault(self):
         with self.lock:
             return self.faults.pop(0) if self.faults else None
 
-    def losing(self, lane_for):
-        def lane(size):
-            found = lane_for(size)
-            if found is not None:
-                found.through = Losing(found.through, self.fault)
-            return found
+    def losing(self, take):
+        def taking(size):
+            channel = take(size)
+            if channel is not None and not hasattr(channel, "fault"):
+                lose_calls(channel, self.fault)
+            return channel
 
-        return lane
+        return taking
 
     def over_the_wire(self, name, real):
         def call(data, *rest):

@@ -190,7 +190,7 @@ def test_names_stand_for_one_thing():
     store = Store()
     spec = specs.TableSpec(name="words", width=2, optimizer=SGD)
     assert store.create_table(spec) is store.create_table(spec)
-    with pytest.raises(errors.ServerError, match="words is there already, and is something else"):
+    with pytest.raises(errors.ServerError, match="words is there already, and is different"):
         store.create_table(spec.model_copy(update={"width": 3}))
     with pytest.raises(errors.ServerError, match="words is there already"):
         store.create_block(specs.BlockSpec(name="words", shape=(2,), optimizer=SGD))

@@ -118,7 +118,7 @@ def test_a_trainer_that_started_again_takes_its_own_place():
 def test_rounds_come_one_after_the_other():
     m = group(1)
     deposit(m, 0, 1, 1.0).end()
-    with pytest.raises(StateError, match="round 5: this server has applied 1 rounds, and nobody has"):
+    with pytest.raises(StateError, match="round 5: this server has applied 1 rounds, and no process has"):
         deposit(m, 0, 5, 1.0).end()
     with pytest.raises(errors.ServerError, match="a round takes gradients only"):
         m.deposit(
@@ -446,7 +446,7 @@ def test_the_job_is_finished_when_all_know_that_they_have_left():
     assert m.finished
 
 
-def test_a_passage_that_was_passed_before_the_server_was_restored_is_passed():
+def test_a_generation_that_was_passed_before_the_server_was_restored_is_passed():
     m = group(2)
     m.heard(0, 1)
     m.heard(1, 1)

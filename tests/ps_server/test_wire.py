@@ -113,7 +113,7 @@ def test_chunks_that_never_end_are_refused():
 def test_tables_and_blocks_of_one_call_are_all_made_or_none(tables, blocks):
     store = Store()
     there = store.create_block(BLOCK.model_copy(update={"name": "there"}))
-    with pytest.raises(errors.ServerError, match="two things of one name|is there already, and is something else"):
+    with pytest.raises(errors.ServerError, match="two things of one name|is there already, and is different"):
         store.create(tables, blocks)
     assert not store.tables and store.blocks == {"there": there}
 

@@ -140,7 +140,7 @@ def test_what_came_is_copied_once_to_where_xla_reads_it_in_place():
     reply.blocks.add(version=2, value=np.arange(1700, dtype="<f4").tobytes())
     data = bytearray(reply.SerializeToString())
     found = zero_copy.IncomingPullReply(memoryview(data))
-    data[:] = bytes(len(data))  # the lane serves another call
+    data[:] = bytes(len(data))  # the buffer serves another call
     for values, count in ((found.rows[0], 1500), (found.blocks[0].value, 1700)):
         array = wire.numbers(values, "<f4", "values", count, copy=False)
         np.testing.assert_array_equal(array, np.arange(count))

@@ -1,4 +1,4 @@
-"""What a server's program does with each gradient, read from its blocks."""
+"""Updates of a server's program by gradient, read from the program's blocks."""
 
 from dataclasses import dataclass
 
@@ -9,7 +9,7 @@ from jfluid.ir.program import Program
 
 @dataclass
 class Update:
-    """One block of a server's program.
+    """Block of a server's program.
 
     Attributes:
         grad: the gradient that it begins with; `param` what it updates.
@@ -27,9 +27,7 @@ class Update:
 
 
 def updates_of(program: Program, listen: Operator) -> list[Update]:
-    """Return the updates that a server's program makes, one for each gradient that its operator
-    `listen_and_serv` names.
-    """
+    """Return the updates of a server's program, one for each gradient that its `listen_and_serv` names."""
     found = []
     for entry in listen.attr("grad_to_block_id"):
         grad, _, index = entry.rpartition(":")

@@ -1,4 +1,4 @@
-"""Startup programs of servers: of a distributed table they only record how its rows are initialized."""
+"""Startup programs of servers: for a distributed table only the initializer of rows is recorded."""
 
 import zlib
 from collections.abc import Callable
@@ -16,9 +16,7 @@ if TYPE_CHECKING:
 
 
 def initializes_rows(program: Program) -> bool:
-    """Return whether the program is a server's startup program with tables whose rows are created
-    when they are first looked up.
-    """
+    """Return True for a server's startup program with tables that create rows at the first look-up."""
     return any(_is_row_initializer(op) for op in program.global_block().ops)
 
 
@@ -51,8 +49,10 @@ def initializer(op: Operator) -> "specs.Initializer":
 
 
 class Startup(Runner):
-    """A server's startup program: initializers of tables are recorded in the scope
-    (`ScopeVariable.row_initializer`), the rest runs."""
+    """Startup program of a server: initializers of tables are recorded in the scope, the rest runs.
+
+    The record is `ScopeVariable.row_initializer`.
+    """
 
     def __init__(self, program: Program, engine: Engine):
         self._engine = engine
@@ -67,7 +67,7 @@ class Startup(Runner):
 
     @staticmethod
     def _seed(op: Operator) -> int:
-        """The seed of the rows, the same on all servers and after a restart: so is the row of an id."""
+        """Return the seed of the rows, equal on all servers and after a restart: so is the row of an id."""
         given = op.attr("seed") if op.type != "fill_constant" else 0
         return int(given) or zlib.crc32(op.output_arg_names[0].encode())
 

@@ -1,4 +1,4 @@
-"""A trainer's program: what it requests from parameter servers, and the program that is left to compute here.
+"""Program of a trainer: its requests to parameter servers, and the program that is left to compute here.
 
 `DistributeTranspiler` expresses the requests as operators (`send`, `recv`,
 `distributed_lookup_table`), which are read once; a step is then one call for rows, one compiled
@@ -12,15 +12,7 @@ from jfluid import errors
 from jfluid.ir.operator import Operator
 from jfluid.ir.program import Program
 from jfluid.ir.types import VarType
-from jfluid.transpiler.parameter_server.layout import (
-    LOOK_UP,
-    RECV,
-    SEND,
-    SPLITS,
-    TRAINERS_OPS,
-    Layout,
-    ParameterLayout,
-)
+from jfluid.transpiler.parameter_server.layout import LOOK_UP, RECV, SEND, SPLITS, TRAINERS_OPS, Layout, ParameterLayout
 
 _LOOK_UP_GRADS = ("lookup_table_grad", "lookup_table_v2_grad")
 
@@ -58,13 +50,13 @@ class SentRows:
     look_up: LookUp | None
 
     def names(self, replicas: bool) -> list[str]:
-        """Return the names of what to fetch for it."""
+        """Return the names of the variables to fetch for the rows."""
         return [g for _, g in self.parts] if replicas and self.parts else [self.grad]
 
 
 @dataclass
 class TrainerProgram:
-    """What a program requests from servers, and the program without these operators.
+    """Requests of a program to servers, and the program without these operators.
 
     Attributes:
         endpoints: of all servers, in the job's order.
@@ -97,13 +89,13 @@ class TrainerProgram:
         return tuple(self.endpoints), self.trainer_id
 
     def sent(self, replicas: bool) -> list[str]:
-        """Return the names of what a step computes for the servers."""
+        """Return the names of the variables that a step computes for the servers."""
         rows = [n for r in self.rows for n in r.names(replicas)]
         return [g for g, _ in self.dense] + rows + self.counts
 
     @property
     def summed(self) -> list[str]:
-        """Gradients that are merged over the replicas before they are sent.
+        """Return the gradients to merge over the replicas before the push.
 
         Those of looked-up rows are not: each replica has its own rows.
         """
@@ -111,7 +103,7 @@ class TrainerProgram:
 
     @property
     def trains(self) -> bool:
-        """Whether the program trains, and is not a startup program or an evaluation."""
+        """True if the program trains, and is not a startup program or an evaluation."""
         return bool(self.dense or self.rows or self.counts or self.touched)
 
 
@@ -210,9 +202,7 @@ class _Reader:
             self.found.dense.append((grad, self.parameters[param]))
 
     def _has_value(self, name: str) -> bool:
-        """Whether a variable gets a value; `clone(for_test=True)` leaves sends of gradients that
-        nothing computes any more.
-        """
+        """Return True if a variable gets a value; `clone(for_test=True)` leaves sends of missing gradients."""
         maker = self.written.get(name)
         if maker is None:
             var = self.block.var_recursive(name)
@@ -227,7 +217,7 @@ class _Reader:
         self.found.rows.append(SentRows(param, grad, parts, look_up))
 
     def _direct(self, grad: str) -> list[Operator]:
-        """The gradients of look-ups whose sum is a gradient which is only sent; none where there is more to it."""
+        """Return the gradients of look-ups that are only summed and sent; none for any other use."""
         readers: dict[str, int] = {}
         for i, op in enumerate(self.block.ops):
             for name in op.input_arg_names if i not in self.gone else ():
@@ -256,7 +246,7 @@ class _Reader:
         self.found.received.append(self.parameters[op.attr("op_role_var")[0]])
 
     def _drop_joins(self) -> None:
-        """Remove the operators that join received pieces: pieces are joined when they arrive."""
+        """Remove the operators that join received pieces, since arriving pieces are joined."""
         pieces = {p.name for d in self.found.received if len(d.pieces) > 1 for p in d.pieces}
         for i, op in enumerate(self.block.ops):
             if op.type == "concat" and (set(op.input("X")) <= pieces or set(op.input("X")) == set(op.output("Out"))):
@@ -286,7 +276,7 @@ class _Reader:
             var._shape = (-1, *var.shape[1:])
         self._forget_unused()
         self.found.local._touch()
-        self.found.local.verify("a trainer's program without what servers do")
+        self.found.local.verify("a trainer's program without the servers' part")
 
     def _read_here(self, op: Operator, ids: str, out: str) -> Operator:
         (table,) = op.input("W")

@@ -1,1 +1,1 @@
-"""What a parameter server does with its program."""
+"""Execution of the program of a parameter server."""

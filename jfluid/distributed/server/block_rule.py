@@ -1,6 +1,4 @@
-"""Pieces of parameters whose update is one optimizer that has a compiled rule: they are updated by that
-rather than by XLA, whose call costs more than the update.
-"""
+"""Compiled rules for pieces of parameters with a single optimizer: a call of XLA costs more than such an update."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -34,7 +32,7 @@ class BlockRule:
 
     @property
     def kind(self) -> Any:
-        """What is equal for pieces that one call of a kernel updates."""
+        """Key of the pieces that one call of a kernel updates."""
         return self.rule.settings, self.rate
 
 
@@ -75,7 +73,7 @@ class BlockRules:
 
 
 def block_rule_of(update: Update, tensor: Callable[[str], Any]) -> BlockRule | None:
-    """Return the rule of a piece's update; None where the update is more, or something else."""
+    """Return the rule of a piece's update; None for any other update."""
     op = update.ops[0] if len(update.ops) == 1 else None
     rule = RULES.get(op.type) if op is not None else None
     if op is None or rule is None or rule.powers or op.input("Grad") != [update.grad]:

@@ -1,4 +1,4 @@
-"""The tables and blocks of one server's program: its operators update them."""
+"""Store of a server's program: tables and blocks that the program's operators update."""
 
 import os
 import threading
@@ -20,9 +20,9 @@ from jfluid.ir.operator import Operator
 from jfluid.ir.program import Program
 from jfluid.ps_server import dense, snapshot, specs, zero_copy
 from jfluid.ps_server.manifest import PiecePart
+from jfluid.ps_server.snapshot_reassembly import ReshardedBlock, SnapshotReassembly
 from jfluid.ps_server.store import BlockUpdate, Change, RowsUpdate, Store
 from jfluid.ps_server.table import SparseTable
-from jfluid.ps_server.wholes import RecutBlock, Wholes
 from jfluid.scope import Scope
 from jfluid.transpiler.parameter_server.server import SYNC, copy_op
 
@@ -41,7 +41,7 @@ class ProgramBlock:
         self._value: Array | None = None
 
     def read(self) -> tuple[Array, int]:
-        """Return (value, version); nobody writes to the array afterwards."""
+        """Return (value, version); the array does not change afterwards."""
         with self._store.lock:
             if self._value is None:
                 self._value = np.asarray(self._store.tensor(self.name).value, np.float32).view()
@@ -81,15 +81,15 @@ class ProgramBlock:
             return {**self._variables.state(), "version": self.version}
 
     def check(self, state: dict[str, Any]) -> None:
-        """Raise ServerError for a `state` of another block."""
+        """Raise ServerError for the `state` of a different block."""
         self._variables.check(state)
 
-    def recut(self, wholes: Wholes) -> dict[str, Any]:
-        """Return the state that other servers' pieces make (see `Variables.recut`)."""
-        return {**self._variables.recut(wholes), "version": wholes.version}
+    def reshard(self, reassembly: SnapshotReassembly) -> dict[str, Any]:
+        """Return the state that other servers' pieces make (see `Variables.reshard`)."""
+        return {**self._variables.reshard(reassembly), "version": reassembly.version}
 
     def restore(self, state: dict[str, Any]) -> None:
-        """Take over a `state`. Raises ServerError when it is that of another block."""
+        """Take over a `state`. Raises ServerError for the state of a different block."""
         with self._store.lock:
             self._variables.restore(state)
             self.changed()
@@ -164,17 +164,10 @@ class ProgramStore(Store):
         if os.path.isdir(found.saved):
             snapshot.restore(self, found.saved, server, servers, tables=[name])
         else:
-            fill_owned(
-                self.tables[name],
-                found.saved,
-                self._program.global_block().var(name).shape,
-                server,
-                servers,
-            )
+            fill_owned(self.tables[name], found.saved, self._program.global_block().var(name).shape, server, servers)
 
     def _shared(self, program: Program) -> list[str]:
-        """Variables that outlive a round and are part of no table or block: the schedule's, and
-        numbers of tables' optimizers."""
+        """Return persistable variables outside of tables and blocks: of the schedule, and of tables' optimizers."""
         rows = {
             n for t in self.tables.values() if isinstance(t, ProgramTable) for n in (t.spec.name, *t.variables.values())
         }
@@ -214,7 +207,7 @@ class ProgramStore(Store):
         return own | set(division.variables if division is not None else ())
 
     def begins_as(self, name: str) -> PiecePart:
-        """Return of what a variable is a piece.
+        """Return the piece of a divided variable that a variable begins as.
 
         What a trainer got last (DC-ASGD) begins as the parameter does: trainers begin anew, too.
         """
@@ -223,16 +216,14 @@ class ProgramStore(Store):
             if isinstance(block, ProgramBlock) and name in block.update.kept:
                 name = block.name
         if name not in self._pieces:
-            raise errors.ServerError(
-                f"{name}: the program does not tell what it is of the variables that servers divide"
-            )
+            raise errors.ServerError(f"{name}: the program does not say which divided variable it belongs to")
         return self._pieces[name]
 
-    def recut_blocks(self) -> Sequence[RecutBlock]:
+    def resharded_blocks(self) -> Sequence[ReshardedBlock]:
         return [b for b in self.blocks.values() if isinstance(b, (ProgramBlock, Variables, Counter))]
 
     def counted(self, name: str) -> tuple[PiecePart, bool]:
-        """Return what is the sum of the trainers' counts of which this is one, and whether it is the first of them."""
+        """Return (variable with the sum of the trainers' counts, True for the first count) of a trainer's count."""
         for saved in self._program.division.variables.values():
             if name in saved.counts:
                 return self.begins_as(saved.name), saved.counts[0] == name
@@ -262,9 +253,7 @@ class ProgramStore(Store):
         return found.get_tensor()
 
     def block(self, name: str) -> dense.Block:
-        """Return a block, a table as the block that trainers take it for who hold all of it, or
-        another variable that outlives a round.
-        """
+        """Return a block, a table as a block for trainers with a dense copy, or a persistable variable."""
         found = self.blocks.get(name)
         if found is not None:
             return found
@@ -334,7 +323,7 @@ class ProgramStore(Store):
         )
 
     def update(self, gradients: Mapping[str, Array], trainer: int | None) -> None:
-        """Run the blocks of these pieces: by rules, the others all in one program.
+        """Run the blocks of these pieces: by rules, the rest in one program.
 
         Raises ServerError where they need to know the trainer.
         """
@@ -363,7 +352,7 @@ class ProgramStore(Store):
                 pieces[name].changed()
 
     def _ways_of(self, names: tuple[str, ...]) -> _Ways:
-        """How these pieces are updated together: those that rules update, by kind, and the others."""
+        """Return how these pieces are updated together: by kind the pieces with a rule, and the rest."""
         pieces = {name: self._piece(name) for name in names}
         kinds: dict[Any, list[ProgramBlock]] = {}
         for piece in pieces.values():
@@ -381,7 +370,7 @@ class ProgramStore(Store):
         return block
 
     def _alone(self, ops: Sequence[Operator]) -> Program:
-        """A program of these operators and their variables."""
+        """Return a program of these operators and their variables."""
         program = Program()
         program.random_seed = self._program.random_seed
         block = program.global_block()
@@ -406,7 +395,7 @@ class ProgramStore(Store):
         return there.empty()
 
     def _set_rates(self) -> None:
-        """Set the tables' learning rates to those that the schedule computed."""
+        """Set the tables' learning rates to the rates that the schedule computed."""
         for table in self.tables.values():
             found = self._scope.find_var(table.rate) if isinstance(table, ProgramTable) and table.rate else None
             # a schedule makes it in the first step
@@ -415,7 +404,7 @@ class ProgramStore(Store):
 
 
 def _own(gradient: Array) -> Array:
-    """A gradient that is read when the call which brought it may have ended."""
+    """Return a gradient that stays valid after the end of the call that brought it."""
     if gradient.flags.writeable:
         return gradient
     return zero_copy.aligned_copy(zero_copy.flat(gradient)).view(np.float32).reshape(gradient.shape)
@@ -429,7 +418,7 @@ class WholeTable:
 
     @property
     def version(self) -> int:
-        """One that was never seen: the rows change."""
+        """Version that was never seen before, since the rows change."""
         return time.time_ns()
 
     def read(self) -> tuple[Array, int]:
@@ -474,26 +463,21 @@ class Counter:
     assign = push
 
     def state(self) -> dict[str, Any]:
-        return {
-            "numbers": packed([np.array(self._store.tensor(self.name))]),
-            "version": self.version,
-        }
+        return {"numbers": packed([np.array(self._store.tensor(self.name))]), "version": self.version}
 
     def check(self, state: dict[str, Any]) -> None:
-        """Raise ServerError for a `state` of something else."""
+        """Raise ServerError for the `state` of a different kind of block."""
         if len(state["numbers"]) != 2:
             raise errors.ServerError(f"{self.name}: expected a count, found {len(state['numbers'])} numbers")
 
-    def recut(self, wholes: Wholes) -> dict[str, Any]:
-        """Return the state that other servers' counts make: together they are the steps that the
-        schedule has seen, all of them in the first, since trainers begin anew.
+    def reshard(self, reassembly: SnapshotReassembly) -> dict[str, Any]:
+        """Return the state from the counts of all servers: the sum of the steps, all in the first trainer's count.
+
+        Trainers begin anew, so the schedule only needs the sum.
         """
         piece, first = self._store.counted(self.name)
-        steps = wholes.read(piece, "int64")
-        return {
-            "numbers": packed([steps if first else np.zeros_like(steps)]),
-            "version": wholes.version,
-        }
+        steps = reassembly.read(piece, "int64")
+        return {"numbers": packed([steps if first else np.zeros_like(steps)]), "version": reassembly.version}
 
     def restore(self, state: dict[str, Any]) -> None:
         (value,) = unpacked(state["numbers"], [[self.name, "int64", [1]]])

@@ -69,11 +69,7 @@ class Serving(Runner):
             writer = None
             if snapshots is not None:
                 peers = Peers(
-                    endpoints,
-                    number,
-                    token,
-                    credentials_of(**client_options()),
-                    flags.get("FLAGS_rpc_deadline") / 1000,
+                    endpoints, number, token, credentials_of(**client_options()), flags.get("FLAGS_rpc_deadline") / 1000
                 )
                 writer = snapshots.writer(server, peers)
             _serve(server, writer, endpoint)

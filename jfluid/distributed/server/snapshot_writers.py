@@ -1,4 +1,4 @@
-"""Snapshots while servers serve: each server writes its own periodically, and resumes from it when it is started again.
+"""Snapshots while servers serve: each server writes a snapshot periodically, and resumes from the last one.
 
 Variables say where and how often (jfluid.environment.process.SnapshotVariables). Trainers need the
 folder too: with it they keep pushes for each server, to send them again, and in synchronous
@@ -38,19 +38,14 @@ class Snapshots:
     """
 
     def __init__(
-        self,
-        folder: Path,
-        every_s: float,
-        restore: bool,
-        restarted: bool = False,
-        peers: Sequence[Path] = (),
+        self, folder: Path, every_s: float, restore: bool, restarted: bool = False, peers: Sequence[Path] = ()
     ):
         self.folder, self.every_s, self.restore = folder, every_s, restore
         self._restarted, self._peers = restarted, peers
 
     @classmethod
     def of_server(cls, number: int, servers: int) -> "Snapshots | None":
-        """Return those of server `number` of so many, as the environment says.
+        """Return the snapshot settings of server `number` of `servers` from the environment.
 
         Raises ServerError for variables that make no sense.
         """
@@ -84,7 +79,7 @@ class Snapshots:
             owner = snapshot_owner.read(self.folder)
             raise errors.ServerError(
                 f"{self.folder} holds a snapshot of an earlier job. Set JFLUID_PS_RESTORE=1 to go on "
-                "with that job; otherwise remove the folder, or name another one"
+                "with that job; otherwise remove the folder, or name a different one"
                 + (f". It belongs to {owner}" if owner is not None else "")
             )
         earlier = snapshot.job_of(self.folder) if self.restore else None
@@ -92,12 +87,12 @@ class Snapshots:
             yield job
 
     def writer(self, server: "Server", peers: "Peers") -> "Writer":
-        """Return the writer of them: together with the other servers, or alone."""
+        """Return the writer of the snapshots: together with the other servers, or alone."""
         return _RoundWriter(self, server, peers) if server.store.synchronous else _PeriodicWriter(self, server)
 
 
 class Writer:
-    """Puts a server into the state of its last snapshot, and writes new ones while it serves."""
+    """Writer of a server's snapshots, which also restores the last one."""
 
     def begin(self) -> None:
         """Go on from a snapshot if the server was started again.
@@ -107,9 +102,7 @@ class Writer:
         raise NotImplementedError
 
     def start(self) -> None:
-        """Write snapshots, until `stop`; one more when a trainer leaves: a server that starts again
-        need not wait for it.
-        """
+        """Write snapshots until `stop`, and one more when a trainer leaves: a restarted server need not wait for it."""
         raise NotImplementedError
 
     def stop(self) -> None:
@@ -135,18 +128,12 @@ class _PeriodicWriter(Writer):
     def _restore(self) -> None:
         from jfluid.ps_server import snapshot
 
-        folder, store, trainer_group = (
-            self._snapshots.folder,
-            self._server.store,
-            self._server.trainer_group,
-        )
+        folder, store, trainer_group = (self._snapshots.folder, self._server.store, self._server.trainer_group)
         for newest in snapshot.sound(folder, store.job)[:1]:
             manifest = snapshot.restore(store, folder, 0, 1, newest.id)
             trainer_group.resume(manifest.left)
             _LOG.warning(
-                "restored snapshot %s: %d rows",
-                manifest.id,
-                sum(len(table) for table in store.tables.values()),
+                "restored snapshot %s: %d rows", manifest.id, sum(len(table) for table in store.tables.values())
             )
             return
         trainer_group.resume({})
@@ -173,12 +160,7 @@ class _PeriodicWriter(Writer):
             except Exception:
                 _LOG.exception("no snapshot could be written into %s", folder)
             else:
-                _LOG.info(
-                    "snapshot of %d rows, %d bytes, in %.1f s",
-                    saved.rows,
-                    saved.bytes,
-                    saved.seconds,
-                )
+                _LOG.info("snapshot of %d rows, %d bytes, in %.1f s", saved.rows, saved.bytes, saved.seconds)
 
 
 class _RoundWriter(Writer):

@@ -1,4 +1,4 @@
-"""Variables of a server's scope as blocks: snapshots contain them beside the parameters, and checkpoints pull them."""
+"""Variables of a server's scope as blocks, which snapshots contain and checkpoints pull."""
 
 import time
 from collections.abc import Sequence
@@ -9,7 +9,7 @@ import numpy as np
 
 from jfluid import errors
 from jfluid.ps_server.manifest import PiecePart
-from jfluid.ps_server.wholes import Wholes
+from jfluid.ps_server.snapshot_reassembly import SnapshotReassembly
 
 Array = np.ndarray[Any, Any]
 
@@ -21,7 +21,7 @@ def packed(arrays: Sequence[Array]) -> Array:
 
 
 def unpacked(numbers: Array, described: Sequence[Any]) -> list[Array]:
-    """Return the arrays of which these are the bytes, by (name, dtype, shape)."""
+    """Return arrays from their bytes, by (name, dtype, shape)."""
     data, at, arrays = numbers.tobytes(), 0, []
     for _, dtype, shape in described:
         size = int(np.prod(shape)) * np.dtype(dtype).itemsize
@@ -31,7 +31,7 @@ def unpacked(numbers: Array, described: Sequence[Any]) -> list[Array]:
 
 
 class Values(Protocol):
-    """The values of a server's variables: what a `ProgramStore` has."""
+    """Values of a server's variables, as a `ProgramStore` has."""
 
     @property
     def lock(self) -> AbstractContextManager[Any]:
@@ -47,9 +47,7 @@ class Values(Protocol):
         ...
 
     def begins_as(self, name: str) -> PiecePart:
-        """Return of what a variable is a piece, or from which it is copied when the pieces of other
-        servers are cut anew.
-        """
+        """Return the piece of a divided variable that a variable begins as, when snapshots are resharded."""
         ...
 
 
@@ -65,7 +63,7 @@ class Variables:
 
     @property
     def version(self) -> int:
-        """One that was never seen: others change the variables."""
+        """Version that was never seen before, since operators change the variables."""
         return time.time_ns()
 
     def read(self) -> tuple[Array, int]:
@@ -93,13 +91,15 @@ class Variables:
         if len(state["numbers"]) != size:
             raise errors.ServerError(f"block {self.name}: expected {size} numbers, found {len(state['numbers'])}")
 
-    def recut(self, wholes: Wholes) -> dict[str, Any]:
+    def reshard(self, reassembly: SnapshotReassembly) -> dict[str, Any]:
         """Return the state that other servers' pieces make.
 
-        Raises DamagedError and ServerError, as `Wholes.read` does.
+        Raises DamagedError and ServerError, as `SnapshotReassembly.read` does.
         """
         there = [self._store.value(n) for n in self._names]
-        arrays = [wholes.read(self._store.begins_as(n), str(a.dtype)) for n, a in zip(self._names, there, strict=True)]
+        arrays = [
+            reassembly.read(self._store.begins_as(n), str(a.dtype)) for n, a in zip(self._names, there, strict=True)
+        ]
         return {"numbers": packed(arrays), "variables": self._described(arrays)}
 
     def restore(self, state: dict[str, Any]) -> None:

@@ -50,13 +50,13 @@ class Function:
         self._call = jax.jit(self._traced)
 
     def __call__(self, values: Mapping[str, Any], key: Array | None = None) -> dict[str, Array]:
-        """The wanted values, of all that it `reads`; uint32 [2] is the key."""
+        """Return the wanted values, given all values that it `reads`; uint32 [2] is the key."""
         with jax.enable_x64(True), jax.default_device(self._device):
             found = self._call({n: values[n] for n in self.reads}, key)
         return {n: np.asarray(v) for n, v in found.items()}
 
     def shapes(self, values: Mapping[str, Any]) -> dict[str, Any]:
-        """Return what it would return for such values (jax.ShapeDtypeStruct, or what holds them).
+        """Return the results' jax.ShapeDtypeStruct for arguments of such shapes.
 
         Raises what an operator does.
         """
@@ -70,7 +70,7 @@ class Function:
 
 
 def reads_of(ops: Sequence[Operator]) -> list[str]:
-    """Return names that operators read before one of them writes them."""
+    """Return names that operators read before a write."""
     made: set[str] = set()
     found: dict[str, None] = {}
     for op in ops:

@@ -66,7 +66,7 @@ class ProgramTable(SparseTable):
         return {self.variables.get(slot, slot): values for slot, values in found.items()} | unused
 
     def power(self, name: str) -> Array:
-        """Return float32 [1]: what Fluid would have in a variable of `powers` after as many steps."""
+        """Return float32 [1]: the value of Fluid's variable of `powers` after the same number of steps."""
         return np.full(1, np.float32(self.powers[name]) ** (self.step + 1), np.float32)
 
     def begin(self, tensor: Callable[[str], Any]) -> None:
@@ -92,23 +92,13 @@ def make_table(
     device: Callable[[], Any],
     options: Mapping[str, Any] | None = None,
 ) -> tuple[ProgramTable, RowUpdate]:
-    """Return the table that a block of a server's program updates, with its first values from the
-    scope, where they are no longer needed then; and how it is updated.
+    """Return the table that a block of a server's program updates, and its update.
 
-    Args:
-        tensor: a variable of the scope.
-        seed: of the program's random numbers.
-        device: where functions of the update run.
-        options: fields of the spec: which ids get a row, and how many there may be.
-
-    Raises UnsupportedError for updates that no table can make.
+    The table gets its first values from the scope, which no longer keeps the values then.
     """
     row_update, parts = row_update_of(update, lambda name: _first_value(name, scope, tensor), tensor, seed, device)
     found = scope.find_var(update.param)
-    initializer, first = (found.row_initializer if found is not None else None) or (
-        specs.Constant(),
-        0,
-    )
+    initializer, first = (found.row_initializer if found is not None else None) or (specs.Constant(), 0)
     table = ProgramTable(
         specs.TableSpec(
             name=update.param,
@@ -153,7 +143,7 @@ def _fill(table: ProgramTable, tensor: Callable[[str], Any]) -> None:
 
 
 def fill_owned(table: SparseTable, path: str, shape: Sequence[int], server: int, servers: int) -> None:
-    """Put those rows of a file of the whole table that fall to this server into a table."""
+    """Put this server's rows of a file of the whole table into a table."""
     step = max(_READ_BYTES // (4 * table.spec.width), 1)
     for first in range(0, shape[0], step):
         ids = np.arange(first, min(first + step, shape[0]), dtype=np.int64)
@@ -163,7 +153,7 @@ def fill_owned(table: SparseTable, path: str, shape: Sequence[int], server: int,
 
 
 def _first_value(name: str, scope: Scope, tensor: Callable[[str], Any]) -> float:
-    """The value that an optimizer's state of a new row begins with; 0 in a table whose rows are all there."""
+    """Return the first value of an optimizer state in a new row; 0 in a table that has all rows."""
     found = scope.find_var(name)
     if found is not None and found.row_initializer is not None:
         return float(found.row_initializer[0].value)

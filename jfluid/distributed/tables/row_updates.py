@@ -1,4 +1,4 @@
-"""How the operators of a server's program update rows of a table.
+"""Updates of a table's rows by the operators of a server's program.
 
 | way | when | cost of an update |
 |---|---|---|
@@ -104,13 +104,7 @@ class UpdateByRule:
 
     alone = False
 
-    def __init__(
-        self,
-        parts: Parts,
-        optimizer: Optimizer,
-        tensor: Callable[[str], Any],
-        device: Callable[[], Any],
-    ):
+    def __init__(self, parts: Parts, optimizer: Optimizer, tensor: Callable[[str], Any], device: Callable[[], Any]):
         self.optimizer, self._parts, self._tensor = optimizer, parts, tensor
         self.rate, self._rate, self._function = "", "", None
         op = next((o for o in parts.update.ops if o.input("Param")), None)
@@ -133,8 +127,9 @@ class UpdateByRule:
     def prepare(
         self, table: SparseTable, ids: Array, gradients: Array, learning_rate: float | None
     ) -> Callable[[], Any]:
-        """Return what makes the update (ids int64 [n], each once; gradients float32 [n, width]),
-        with all computed that may fail.
+        """Return the prepared update of (ids int64 [n], each once; gradients float32 [n, width]).
+
+        All computation that may fail is done here.
         """
         if self._function is not None:
             values = {n: np.array(self._tensor(n)) for n in self._parts.numbers if n in self._function.reads}
@@ -167,8 +162,7 @@ class UpdateByFunction:
     ):
         self._parts, self._tensor, self._seed = parts, tensor, seed
         self.optimizer: Optimizer = specs.Program(
-            learning_rate=0.0,
-            slots=tuple(specs.Slot(name=n, initial=first_value(n)) for n in parts.slots),
+            learning_rate=0.0, slots=tuple(specs.SlotSpec(name=n, initial=first_value(n)) for n in parts.slots)
         )
         self._function = Function(parts.update.ops, parts.written, device())
         self._rows = [parts.update.param, *parts.slots]
@@ -197,7 +191,7 @@ class UpdateByFunction:
     def prepare(
         self, table: SparseTable, ids: Array, gradients: Array, learning_rate: float | None
     ) -> Callable[[], Any]:
-        """Return what makes the update (ids int64 [n], each once; gradients float32 [n, width]).
+        """Return the prepared update of (ids int64 [n], each once; gradients float32 [n, width]).
 
         Where it fails nothing changes.
         """
@@ -278,12 +272,12 @@ def row_update_of(
 
 
 def _is_sparse(parts: Parts, op: Operator) -> bool:
-    """Whether the optimizer sees sparse rows: weight decay makes them dense."""
+    """Return True if the optimizer sees sparse rows: weight decay makes rows dense."""
     return bool(parts.update.block.var_recursive(op.input("Grad")[0]).type == VarType.SELECTED_ROWS)
 
 
 def _rule_for(parts: Parts, op: Operator) -> RuleDef | None:
-    """The compiled rule that does what a block's operators do; None where there is none."""
+    """Return the compiled rule that equals a block's operators; None if there is none."""
     rule, before = RULES.get(op.type), parts.update.ops[:-1]
     if rule is None or op is not parts.update.ops[-1] or not (registry.get(op.type).sparse and _is_sparse(parts, op)):
         return None
@@ -294,17 +288,17 @@ def _rule_for(parts: Parts, op: Operator) -> RuleDef | None:
 
 
 def _check_touched(parts: Parts, op: Operator) -> None:
-    """Refuse what cannot be computed on the rows with a gradient; say what becomes of the others."""
+    """Refuse an update that needs the whole parameter; warn that rows without a gradient stay as before."""
     name, types = parts.update.param, ", ".join(o.type for o in parts.update.ops)
     if schema.current().needs_whole(op.type) or _is_sparse(parts, op):
         raise errors.UnsupportedError(
             f"table {name}: its update ({types}) computes with the whole parameter, and of a "
             "distributed table no server has all rows: build the embedding with "
-            "is_distributed=False, or take another optimizer"
+            "is_distributed=False, or take a different optimizer"
         )
     _LOG.warning(
-        "table %s is distributed: weight decay (%s) moves rows in updates that have a gradient of them, the others "
-        "stay as they are",
+        "table %s is distributed: weight decay (%s) moves the rows of an update that have a gradient; other rows "
+        "stay as before",
         name,
         types,
     )
@@ -316,7 +310,7 @@ def _padded_shapes(parts: Parts) -> dict[str, Any]:
 
 
 def _try(parts: Parts, function: Function, rows: dict[str, Any]) -> None:
-    """Trace a function, so that what it cannot do is known before the server serves."""
+    """Trace a function, so that unsupported operators are refused before the server serves."""
     values = rows | {n: parts.described(n) for n in parts.numbers}
     name = parts.update.param
     if unknown := [n for n in function.reads if n not in values]:
@@ -338,7 +332,7 @@ def _try(parts: Parts, function: Function, rows: dict[str, Any]) -> None:
 
 
 def _padded(values: Array) -> Array:
-    """PulledRows with zeros after them, to one of few lengths."""
+    """Return rows with zeros appended, up to a length from a small set."""
     out = np.zeros((ladder(len(values)), values.shape[1]), np.float32)
     out[: len(values)] = values
     return out

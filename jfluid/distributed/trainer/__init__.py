@@ -1,1 +1,1 @@
-"""What a trainer does with its program."""
+"""Execution of the program of a trainer."""

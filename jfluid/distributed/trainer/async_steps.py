@@ -8,21 +8,21 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from jfluid.distributed.programs.trainer_program import TrainerProgram
-from jfluid.distributed.trainer.strategies import begin, current, install, pieces, send
-from jfluid.distributed.wire.connections import Connection, Gradients
+from jfluid.distributed.trainer.strategies import current, install, send
+from jfluid.distributed.wire.connections import Gradients, Strategy, TrainerConnection
 from jfluid.scope import Scope
 
 if TYPE_CHECKING:
-    from jfluid.ps_server.client import PulledRows, PullResult
-    from jfluid.ps_server.lanes import BegunPushes
+    from jfluid.ps_server.client import PullResult
 
 Array = np.ndarray[Any, Any]
 
 
-class AsyncSteps:
-    """Gradients of a step leave when the next one has asked for its rows: servers look these up at
-    once, and work at the gradients while the next step computes. The step after that takes what came
-    back for them. A step waits for servers only where they take longer than it does.
+class AsyncSteps(Strategy):
+    """Strategy that sends the gradients of a step after the look-up of the next step's rows.
+
+    Servers look up the rows at once, and apply the gradients while the next step computes. The step after that
+    takes the parameters that came back. A step waits for servers only if they take longer than the step.
 
     Args:
         before_receive: gradients (of one parameter and step each) after which parameters are received
@@ -32,25 +32,19 @@ class AsyncSteps:
     def __init__(self, before_receive: int):
         self._before_receive, self._since = before_receive, 0
         # what leaves when the step has begun to compute, and what has left
-        self._put_off: tuple[Connection, TrainerProgram, Gradients] | None = None
-        self._under_way: BegunPushes | Future[PullResult] | None = None
+        self._put_off: tuple[TrainerConnection, TrainerProgram, Gradients] | None = None
+        self._under_way: Future[PullResult] | None = None
         # what came back for others who waited
         self._blocks: dict[str, Array] = {}
         self._lock = threading.RLock()
-        self._last: tuple[Connection, TrainerProgram, Scope] | None = None
+        self._last: tuple[TrainerConnection, TrainerProgram, Scope] | None = None
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="jfluid-communicator")
 
     def overlaps(self, program: TrainerProgram) -> bool:
         return True
 
-    def pull(self, connection: Connection, ids: Mapping[str, Array]) -> "dict[str, PulledRows]":
-        return connection.calls.pull(ids).rows if ids else {}
-
-    def begin(self, connection: Connection, program: TrainerProgram, scope: Scope) -> None:
-        pass
-
     def push(
-        self, connection: Connection, program: TrainerProgram, gradients: Gradients, scope: Scope
+        self, connection: TrainerConnection, program: TrainerProgram, gradients: Gradients, scope: Scope
     ) -> dict[str, Array]:
         self._last = connection, program, scope
 
@@ -61,7 +55,7 @@ class AsyncSteps:
                 self.computes()
             return found
 
-        connection.exchange(go_on, program, scope, begun=True)
+        connection.exchange(go_on, program, scope, watched=True)
         return {}
 
     def computes(self) -> None:
@@ -74,8 +68,7 @@ class AsyncSteps:
             receives = self._since >= self._before_receive
             if receives:
                 self._since = 0
-            begun = begin(connection, gradients, wanted=pieces(program) if receives else [])
-            self._under_way = begun or self._thread.submit(send, connection, program, gradients, receives)
+            self._under_way = self._thread.submit(send, connection, program, gradients, receives)
 
     def arrive(self) -> None:
         if self._last is not None:
@@ -90,9 +83,10 @@ class AsyncSteps:
             install(program, current(connection, program), scope)
         self._thread.shutdown()
 
-    def _asked(self, connection: Connection, rows: "Mapping[str, Any] | None") -> "PullResult":
-        """Rows, and the parameters that came back for the gradients that are under way, which are
-        waited for while servers look up the rows.
+    def _asked(self, connection: TrainerConnection, rows: "Mapping[str, Any] | None") -> "PullResult":
+        """Return rows, and the parameters that came back for earlier gradients.
+
+        The wait for parameters goes on while servers look up the rows.
         """
         from jfluid.ps_server.client import PullResult, RowRequest
 
@@ -112,16 +106,10 @@ class AsyncSteps:
         wait()
         return PullResult(found, came.result(), 0)
 
-    def _came_back(self, connection: Connection) -> dict[str, Array]:
-        """Send what was put off, and wait for the gradients that are under way: the pieces of parameters
-        that came back for them.
-        """
+    def _came_back(self, connection: TrainerConnection) -> dict[str, Array]:
+        """Send deferred gradients and wait for all sent ones; return the pieces of parameters that came back."""
         with self._lock:
             self.computes()
             under_way, self._under_way = self._under_way, None
             blocks, self._blocks = self._blocks, {}
-            if under_way is None:
-                return blocks
-            if isinstance(under_way, Future):
-                return blocks | under_way.result().blocks
-            return blocks | connection.calls.exchange_begun(under_way, {}).blocks
+            return blocks if under_way is None else blocks | under_way.result().blocks

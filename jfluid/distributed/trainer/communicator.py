@@ -17,7 +17,7 @@ __all__ = ["Communicator"]
 
 
 class Communicator:
-    """How the trainer that a program belongs to exchanges gradients and parameters with parameter servers.
+    """Exchange of gradients and parameters between a program's trainer and parameter servers.
 
         communicator = fluid.communicator.Communicator(fleet.main_program, DistributedMode.ASYNC)
         communicator.start()
@@ -48,11 +48,7 @@ class Communicator:
     """
 
     def __init__(
-        self,
-        program: Program,
-        mode: int,
-        kwargs: Mapping[str, Any] | None = None,
-        envs: Mapping[str, Any] = {},
+        self, program: Program, mode: int, kwargs: Mapping[str, Any] | None = None, envs: Mapping[str, Any] = {}
     ):
         if not isinstance(program, Program):
             raise TypeError(f"program: expected a Program, found {type(program).__name__}")
@@ -65,16 +61,11 @@ class Communicator:
         modes = {n: v for n, v in vars(DistributedMode).items() if n.isupper()}
         if isinstance(mode, bool) or mode not in modes.values():
             raise errors.ProgramError(f"mode: expected DistributedMode.{', '.join(modes)}, found {mode!r}")
-        self._mode, self._program, self._kwargs, self._envs = (
-            mode,
-            read,
-            dict(kwargs or {}),
-            dict(envs),
-        )
+        self._mode, self._program, self._kwargs, self._envs = (mode, read, dict(kwargs or {}), dict(envs))
         self._strategy: Strategy | None = None
 
     def start(self) -> None:
-        """From now on steps of the program go by this communicator.
+        """Use this communicator for the steps of the program from now on.
 
         A second start does nothing. With ASYNC and GEO servers are asked when the first step needs them, as
         in Fluid.
@@ -87,7 +78,7 @@ class Communicator:
             if depth < 0:
                 raise errors.ProgramError(f"communicator_prefetch_depth: expected at least 0, found {depth}")
 
-            def use(connection: connections.Connection) -> None:
+            def use(connection: connections.TrainerConnection) -> None:
                 connection.strategy, connection.prefetch_depth = made, depth
 
             self._strategy = made
@@ -101,7 +92,7 @@ class Communicator:
                     raise
 
     def stop(self) -> None:
-        """Send what waits, give the trainer the servers' parameters, and go back to what the program's operators say.
+        """Send waiting gradients, give the trainer the servers' parameters, and return to the program's own strategy.
 
         Raises ServerError where that failed.
         """
@@ -120,9 +111,10 @@ class Communicator:
         return self._strategy is not None
 
     def seconds(self) -> dict[str, float]:
-        """Return where the time of the trainer's steps went so far, by part: rows, feed, compute,
-        gradients, exchange, install. Within rows and exchange, or beside the steps in another
-        thread, are encode, call and decode: what its calls to servers took.
+        """Return the seconds of the trainer's steps by part: rows, feed, compute, gradients, exchange, install.
+
+        Within rows and exchange, or beside the steps in another thread, are encode, call and decode: the parts of
+        its calls to servers.
 
         Raises ServerError when no server answers to a communicator that was never started.
         """

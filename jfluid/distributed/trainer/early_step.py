@@ -19,7 +19,7 @@ Feed = dict[str, Any]
 
 
 def buffer_of(count: int, width: int) -> Array:
-    """Return room for so many rows of a table, and zeros up to a size that many batches share."""
+    """Return a buffer for `count` rows of a table, and zeros up to a size that many batches share."""
     found = aligned_memory.empty((ladder(count), width), np.float32)
     found[count:] = 0
     return found
@@ -27,12 +27,12 @@ def buffer_of(count: int, width: int) -> Array:
 
 @functools.lru_cache(1024)  # each step has the same parameters
 def _form(dtype: np.dtype[Any], shape: tuple[int, ...]) -> Array:
-    """An array of this form, without memory of its own; not to be written."""
+    """Return a read-only array of this dtype and shape without separate memory."""
     return np.broadcast_to(dtype.type(0), shape)
 
 
 class EarlyStep:
-    """A step whose feeds are checked and padded before the values of rows and parameters are known.
+    """Step with feeds that are checked and padded before the values of rows and parameters arrive.
 
     Args:
         fill: returns the feed without parameters for the rows that are asked for, the buffers of the
@@ -57,7 +57,7 @@ class EarlyStep:
         self.inverse: Any = None
 
     def begin(self, wanted: "RowRequest") -> None:
-        """Make the step ready. What goes wrong is raised by `finish`."""
+        """Prepare the step. `finish` raises errors of this."""
         try:
             feed, self._rows, self.inverse = self._fill(wanted)
             # nothing but their form is looked at
@@ -68,7 +68,7 @@ class EarlyStep:
             self._failed = error
 
     def finish(self, found: "Mapping[str, PulledRows]", parameters: Mapping[str, Array]) -> Prepared | None:
-        """Give the step its rows and parameters. None where these are not those that it was made for.
+        """Give the step its rows and parameters; None if the step was prepared for different ones.
 
         Raises what was wrong with the feed.
         """

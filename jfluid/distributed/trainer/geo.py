@@ -1,4 +1,4 @@
-"""GEO: trainers update by themselves, and exchange differences of parameters with the servers every so many steps."""
+"""GEO: trainers update alone, and exchange differences of parameters with the servers at an interval of steps."""
 
 import threading
 from collections.abc import Mapping
@@ -11,7 +11,7 @@ import numpy as np
 from jfluid import errors
 from jfluid.compile.runtime.padding import ladder
 from jfluid.distributed.programs.trainer_program import TrainerProgram
-from jfluid.distributed.wire.connections import Connection, Gradients
+from jfluid.distributed.wire.connections import Gradients, Strategy, TrainerConnection
 from jfluid.scope import Scope
 
 if TYPE_CHECKING:
@@ -32,9 +32,11 @@ def _add(table: jax.Array, ids: jax.Array, differences: jax.Array) -> jax.Array:
 _add_rows = jax.jit(_add, donate_argnums=0)
 
 
-class Geo:
-    """Every `every` steps a trainer sends a share of how far its parameters have moved, and takes
-    over how far those of the servers have; while that travels it goes on training.
+class Geo(Strategy):
+    """GEO strategy: every `every` steps a trainer exchanges parameter differences with the servers.
+
+    It sends a share of the distance that its parameters have moved, and takes over the distance that the
+    servers' have moved; meanwhile it goes on training.
 
     With v the trainer's value and o what it last knew of the servers', it sends d = (v - o) /
     trainers and sets o += d; when the servers' value s comes back, v += s - o and o = s (Zhang et
@@ -44,7 +46,7 @@ class Geo:
 
     Args:
         every: steps between two exchanges.
-        trainers: how many there are.
+        trainers: the number of trainers.
     """
 
     def __init__(self, every: int, trainers: int):
@@ -59,19 +61,19 @@ class Geo:
         self._tables: set[str] = set()
         # of each step its ids, each once
         self._touched: dict[str, list[Array]] = {}
-        self._under_way: tuple[Future[PullResult], dict[str, Array], Scope, Connection] | None = None
-        self._last: tuple[Connection, Scope] | None = None
+        self._under_way: tuple[Future[PullResult], dict[str, Array], Scope, TrainerConnection] | None = None
+        self._last: tuple[TrainerConnection, Scope] | None = None
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="jfluid-geo")
         self._lock = threading.Lock()
 
     def overlaps(self, program: TrainerProgram) -> bool:
         return False  # there is nothing to pull
 
-    def pull(self, connection: Connection, ids: Mapping[str, Array]) -> "dict[str, PulledRows]":
+    def pull(self, connection: TrainerConnection, ids: Mapping[str, Array]) -> "dict[str, PulledRows]":
         return {}  # trainers hold their tables
 
-    def begin(self, connection: Connection, program: TrainerProgram, scope: Scope) -> None:
-        """Note the servers' values, which are everybody's at first; later take over what has come."""
+    def begin(self, connection: TrainerConnection, program: TrainerProgram, scope: Scope) -> None:
+        """Note the servers' initial values at first; later take over the values that have come."""
         if not self._known:
             self._tables = {table for _, table in program.touched}
             for name, param in connection.params.items():
@@ -82,7 +84,7 @@ class Geo:
             self._take()
 
     def push(
-        self, connection: Connection, program: TrainerProgram, gradients: Gradients, scope: Scope
+        self, connection: TrainerConnection, program: TrainerProgram, gradients: Gradients, scope: Scope
     ) -> dict[str, Array]:
         from jfluid.ps_server import kernels
 
@@ -94,20 +96,14 @@ class Geo:
             self._exchange(connection, scope)
         return {}
 
-    def computes(self) -> None:
-        pass
-
-    def arrive(self) -> None:
-        pass
-
     def stop(self) -> None:
-        """Exchange what has moved since the last time, and end with the servers' values."""
+        """Exchange the differences since the last time, and end with the servers' values."""
         if self._last is not None:
             self._exchange(*self._last)
             self._take()
         self._thread.shutdown()
 
-    def _exchange(self, connection: Connection, scope: Scope) -> None:
+    def _exchange(self, connection: TrainerConnection, scope: Scope) -> None:
         if self._under_way is not None:
             self._take()
         from jfluid.ps_server import kernels
@@ -138,7 +134,7 @@ class Geo:
         self._under_way = self._thread.submit(travel), touched, scope, connection
 
     def _take(self) -> None:
-        """Take over what the servers' values have become."""
+        """Take over the servers' new values."""
         if self._under_way is None:
             return
         future, touched, scope, connection = self._under_way
@@ -187,7 +183,7 @@ class Geo:
 
 
 def _padded(ids: Array, beyond: int) -> Array:
-    """The ids, padded to a bucket with one that no row has."""
+    """Return the ids, padded to a bucket with an id that no row has."""
     room = np.full(ladder(len(ids)), beyond, np.int64)
     room[: len(ids)] = ids
     return room

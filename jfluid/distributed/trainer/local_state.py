@@ -1,9 +1,8 @@
-"""What only a trainer has: variables that its program overwrites and no server holds, and how often
-it ran each program.
+"""State that only a trainer has: variables that no server holds, and run counts of programs.
 
-In a synchronous job that writes snapshots it goes to server 0 with the gradients of each step. A
-trainer that is started again gets it back with the round that it goes on with, so that running
-statistics, metrics and random numbers are those of an undisturbed run. More than LARGEST bytes are
+Its program overwrites the variables. In a synchronous job that writes snapshots the state goes to server 0 with
+the gradients of each step. A trainer that is started again gets it back with the round that it goes on with, so
+that running statistics, metrics and random numbers are those of an undisturbed run. More than LARGEST bytes are
 not sent: they begin anew then, and the log says so beforehand.
 """
 
@@ -47,9 +46,7 @@ def _operators(program: Program) -> list[Operator]:
 
 
 def packed(program: TrainerProgram, scope: Scope, round: int) -> bytes:
-    """Return a serialized TrainerState (ps.proto) after the step that makes the gradients of
-    `round`; empty where it is too large.
-    """
+    """Return a serialized TrainerState (ps.proto) after the step of `round`'s gradients; empty if too large."""
     from jfluid.ps_server import ps_pb2 as pb
 
     state = pb.TrainerState(round=round, runs=scope.steps.as_dict())
@@ -64,7 +61,7 @@ def packed(program: TrainerProgram, scope: Scope, round: int) -> bytes:
         return data
     if round == 1:
         _LOG.warning(
-            "%s: what only this trainer has is %d bytes, more than the %d that go into snapshots: it begins anew "
+            "%s: this trainer's local state has %d bytes, more than the %d that go into snapshots: it begins anew "
             "when the trainer is started again",
             ", ".join(v.name for v in state.variables),
             len(data),
@@ -74,7 +71,7 @@ def packed(program: TrainerProgram, scope: Scope, round: int) -> bytes:
 
 
 def install(state: "pb.TrainerState", scope: Scope) -> None:
-    """Give a scope back what the trainer had.
+    """Restore the trainer's state into a scope.
 
     Raises ServerError for a state that is damaged, or of another program.
     """
@@ -89,17 +86,17 @@ def install(state: "pb.TrainerState", scope: Scope) -> None:
             value = np.frombuffer(variable.value, _DTYPES[variable.dtype]).reshape(tuple(variable.shape))
         except (ValueError, TypeError, OverflowError) as error:
             raise errors.ServerError(
-                f"{variable.name}: what the servers keep of this trainer is damaged: {error}"
+                f"{variable.name}: the state of this trainer at the servers is damaged: {error}"
             ) from None
         there = found.get_tensor()
         if there._is_initialized() and tuple(there.shape()) != value.shape:
             raise errors.ServerError(
                 f"{variable.name}: the servers keep a value {list(value.shape)} of this trainer, and the "
-                f"program has {list(there.shape())}: is it another program?"
+                f"program has {list(there.shape())}: is it a different program?"
             )
         values.append((there, value))
     if any(count >= 2**62 for count in state.runs.values()):
-        raise errors.ServerError("what the servers keep of this trainer is damaged: no program runs that often")
+        raise errors.ServerError("the state of this trainer at the servers is damaged: no program runs that often")
     for there, value in values:
         there.set(value.copy())
     scope.steps.update(state.runs)

@@ -6,7 +6,7 @@ from jfluid import errors
 from jfluid.distributed.programs import trainer_program
 from jfluid.distributed.trainer.training import Trainer
 from jfluid.distributed.wire import connections
-from jfluid.distributed.wire.connections import Connection
+from jfluid.distributed.wire.connections import TrainerConnection
 from jfluid.engine import Engine, Fetched
 from jfluid.ir.program import Program
 from jfluid.parallel.data_parallel import DataParallel
@@ -16,20 +16,20 @@ from jfluid.transpiler.parameter_server.layout import LOOK_UP
 
 
 class Reader(Trainer):
-    """Runs such a program: its rows are those that the servers have at each run.
+    """Runner of a program that only reads rows: each run gets the servers' current rows.
 
     It creates none, and the servers take it for no trainer.
     """
 
     def run(self, feed: Any, fetches: list[str], scope: Scope, parallel: DataParallel | None = None) -> list[Fetched]:
-        """Run the program, after what a trainer of this process has in flight.
+        """Run the program after the pending exchanges of this process's trainers.
 
         Raises what `Trainer.run` does.
         """
         connections.settle(self.program.endpoints, self.program.trainer_id)
         return super().run(feed, fetches, scope, parallel)
 
-    def _connected(self) -> Connection:
+    def _connected(self) -> TrainerConnection:
         if self._connection is None or not self._connection.users:
             self._connection = connections.observe(self.program.endpoints, self._engine)
             self._connection.register(self.program)
@@ -37,7 +37,7 @@ class Reader(Trainer):
 
 
 def reader(program: Program, engine: Engine) -> Reader:
-    """Return what runs a program; its servers are asked which tables they have.
+    """Return the runner of a program; its servers are asked for their tables.
 
     Raises ServerError where one does not answer, or has not the table; ProgramError where the
     program does not say whom to ask.

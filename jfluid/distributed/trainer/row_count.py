@@ -1,4 +1,4 @@
-"""What a trainer's progress shows of the servers: how many rows their tables hold."""
+"""Row counts of the servers' tables in a trainer's progress."""
 
 import threading
 from typing import TYPE_CHECKING
@@ -21,7 +21,7 @@ def table_rows(client: "Client") -> dict[str, int]:
 
 
 class RowCount:
-    """Counts the rows of all tables, every second, on a thread of its own: a step never waits for it.
+    """Counter of the rows of all tables, every second, in a separate thread: a step never waits for it.
 
     Called it returns {"rows": the newest count}, and nothing before there is one.
     """

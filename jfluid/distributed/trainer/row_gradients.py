@@ -1,4 +1,4 @@
-"""The gradients of a table's rows, of what a step leaves: each row once."""
+"""Gradients of a table's rows from the results of a step: each row once."""
 
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
@@ -30,10 +30,7 @@ def array_of(value: Any) -> Array:
 
 
 def merged(
-    sent: SentRows,
-    values: Mapping[str, list[Any]],
-    rows: "PulledRows | None",
-    inverse: Mapping[str, list[Array]],
+    sent: SentRows, values: Mapping[str, list[Any]], rows: "PulledRows | None", inverse: Mapping[str, list[Array]]
 ) -> tuple[Array, Array]:
     """Return (ids, gradients) of one table, each id once.
 
@@ -64,7 +61,7 @@ def merged(
 
 
 def _occurring(name: str, sparse: Any) -> tuple[Array, Array]:
-    """(rows int64 [n], gradients float32 [n, width]) of sparse rows, as often as they occur."""
+    """Return (rows int64 [n], gradients float32 [n, width]) of sparse rows, with repetitions."""
     if isinstance(sparse, selected_rows.SelectedRows):
         at, grads = np.asarray(sparse.rows, np.int64), np.asarray(sparse.values)
         if not sparse.full and not (kept := at < sparse.height).all():

@@ -2,7 +2,7 @@
 
 import queue
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -11,34 +11,34 @@ import numpy as np
 from jfluid import errors
 from jfluid.distributed.programs.trainer_program import TrainerProgram
 from jfluid.distributed.trainer import local_state
-from jfluid.distributed.wire.connections import Connection, Gradients
+from jfluid.distributed.wire.connections import Gradients, Strategy, TrainerConnection
 from jfluid.scope import Scope
 
 if TYPE_CHECKING:
     from jfluid.ps_server.client import PulledRows, PullResult
-    from jfluid.ps_server.lanes import BegunPushes
 
 Array = np.ndarray[Any, Any]
 
 
 def send(
-    connection: Connection,
+    connection: TrainerConnection,
     program: TrainerProgram,
     gradients: Gradients,
     receive: bool,
     round: int = 0,
     rows: Mapping[str, Array] | None = None,
     state: bytes = b"",
-    begun: "BegunPushes | None" = None,
 ) -> "PullResult":
-    """Push gradients and, if asked, pull all parameters and rows by ids, in one call to each server
-    (two for a round of a careful connection). `state` goes with a round: what only this trainer
-    has. `begun` is what has begun to push these gradients, and says what blocks come back."""
+    """Push gradients and, if asked, pull all parameters and rows by ids, in one call to each server.
+
+    A round of a careful connection takes two calls.
+
+    Args:
+        state: of a round: the state that only this trainer has.
+    """
     from jfluid.ps_server.client import PullResult
     from jfluid.ps_server.store import Change
 
-    if begun is not None:
-        return connection.calls.exchange_begun(begun, {} if rows is None else rows, or_no_rows=True)
     wanted = pieces(program) if receive else []
     if gradients.counts and not round:  # servers count rounds themselves
         counts = {
@@ -63,33 +63,8 @@ def send(
     )
 
 
-def begin(
-    connection: Connection,
-    gradients: Gradients,
-    round: int = 0,
-    state: bytes = b"",
-    wanted: Sequence[str] = (),
-) -> "BegunPushes | None":
-    """Begin to push gradients where that is one call to each server: then these are at work while the
-    next step begins, and asks for its rows. None where `send` is to push them.
-
-    Args:
-        wanted: blocks that come back for them.
-    """
-    if connection.careful if round else gradients.counts:
-        return None
-    return connection.calls.begin_push(
-        gradients.rows,
-        gradients.dense,
-        round=round,
-        state=state,
-        merged=True,
-        pull_blocks=wanted,
-    )
-
-
-def current(connection: Connection, program: TrainerProgram) -> dict[str, Array]:
-    """Return the pieces of all parameters as they are now."""
+def current(connection: TrainerConnection, program: TrainerProgram) -> dict[str, Array]:
+    """Return the current pieces of all parameters."""
     return connection.client.pull(blocks=pieces(program), train=program.trains).blocks
 
 
@@ -99,14 +74,14 @@ def pieces(program: TrainerProgram) -> list[str]:
 
 
 def install(program: TrainerProgram, pieces: Mapping[str, Array], scope: Scope) -> None:
-    """Give the trainer the parameters whose pieces are all there."""
+    """Give the trainer the parameters with a complete set of pieces."""
     for dense in program.received:
         if all(p.name in pieces for p in dense.pieces):
             scope.var(dense.name).get_tensor().value = dense.join(pieces)
 
 
-class Direct:
-    """One call a step.
+class Direct(Strategy):
+    """Strategy of one call a step.
 
     Args:
         synchronous: it waits for all trainers, whose gradients are averaged; None for what the
@@ -124,48 +99,27 @@ class Direct:
     def overlaps(self, program: TrainerProgram) -> bool:
         return not self._in_rounds(program)
 
-    def pull(self, connection: Connection, ids: Mapping[str, Array]) -> "dict[str, PulledRows]":
-        return connection.calls.pull(ids).rows if ids else {}
-
-    def begin(self, connection: Connection, program: TrainerProgram, scope: Scope) -> None:
-        pass
-
     def push(
-        self, connection: Connection, program: TrainerProgram, gradients: Gradients, scope: Scope
+        self, connection: TrainerConnection, program: TrainerProgram, gradients: Gradients, scope: Scope
     ) -> dict[str, Array]:
         in_rounds = self._in_rounds(program)
         number = connection.rounds + 1 if in_rounds else 0
         state = local_state.packed(program, scope, number) if in_rounds and connection.recovers else b""
 
-        pending = (self._pending or in_rounds) and connection.prefetch_depth
-        begun = None
-        if pending:
-            connection.settle()
-            begun = begin(connection, gradients, number, state, pieces(program))
-
         def exchange(rows: Mapping[str, Array] | None = None) -> "PullResult":
-            pulled = send(connection, program, gradients, True, number, rows, state, begun)
+            pulled = send(connection, program, gradients, True, number, rows, state)
             connection.rounds = max(number, connection.rounds)
             return pulled
 
-        if pending:
-            connection.exchange(exchange, program, scope, begun is not None)
+        if (self._pending or in_rounds) and connection.prefetch_depth:
+            connection.exchange(exchange, program, scope)
             return {}
         return exchange().blocks
-
-    def computes(self) -> None:
-        pass
-
-    def arrive(self) -> None:
-        pass
-
-    def stop(self) -> None:
-        pass
 
 
 @dataclass(frozen=True)
 class AsyncSettings:
-    """How an asynchronous trainer sends.
+    """Settings of an asynchronous trainer's sends.
 
     Attributes:
         queue_size: when the gradients of so many steps wait to be merged, the trainer waits, too.
@@ -197,17 +151,19 @@ class AsyncSettings:
                 raise errors.ProgramError(f"communicator_{name}: expected at least {least}, found {value}")
 
 
-class Async:
-    """A thread merges what steps leave in a queue, sends it, and receives parameters; no step waits
-    for it, unless the queue is full."""
+class Async(Strategy):
+    """Strategy with a thread that merges queued gradients, sends the sum and receives parameters.
+
+    No step waits for the thread, unless the queue is full.
+    """
 
     def __init__(self, settings: AsyncSettings):
         self._settings = settings
-        self._queue: queue.Queue[tuple[Connection, TrainerProgram, Gradients] | None] = queue.Queue()
+        self._queue: queue.Queue[tuple[TrainerConnection, TrainerProgram, Gradients] | None] = queue.Queue()
         self._taken = threading.Condition()  # something has left the queue
         self._fresh: dict[str, Array] = {}
         self._lock = threading.Lock()
-        self._last: tuple[Connection, TrainerProgram, Scope] | None = None
+        self._last: tuple[TrainerConnection, TrainerProgram, Scope] | None = None
         self._failed: BaseException | None = None
         self._since = 0  # gradients since parameters were received
         self._thread = threading.Thread(target=self._send_all, name="jfluid-communicator", daemon=True)
@@ -216,14 +172,11 @@ class Async:
     def overlaps(self, program: TrainerProgram) -> bool:
         return True
 
-    def pull(self, connection: Connection, ids: Mapping[str, Array]) -> "dict[str, PulledRows]":
+    def pull(self, connection: TrainerConnection, ids: Mapping[str, Array]) -> "dict[str, PulledRows]":
         return connection.client.pull(ids).rows if ids else {}
 
-    def begin(self, connection: Connection, program: TrainerProgram, scope: Scope) -> None:
-        pass
-
     def push(
-        self, connection: Connection, program: TrainerProgram, gradients: Gradients, scope: Scope
+        self, connection: TrainerConnection, program: TrainerProgram, gradients: Gradients, scope: Scope
     ) -> dict[str, Array]:
         # The thread reads them when this step's buffers may have been used again.
         self._last = connection, program, scope
@@ -238,12 +191,6 @@ class Async:
         with self._lock:
             fresh, self._fresh = self._fresh, {}
         return fresh
-
-    def computes(self) -> None:
-        pass
-
-    def arrive(self) -> None:
-        pass
 
     def stop(self) -> None:
         self._queue.put(None)
@@ -265,7 +212,7 @@ class Async:
             self._failed = error
 
     def _send_some(self) -> bool:
-        """Merge what comes, and send it; False at the end."""
+        """Merge arriving gradients and send the sum; False at the end."""
         first = self._take_step()
         if first is None:
             return False
@@ -291,7 +238,7 @@ class Async:
             self._take(fresh)
         return not ended
 
-    def _take_step(self, timeout_s: float | None = None) -> tuple[Connection, TrainerProgram, Gradients] | None:
+    def _take_step(self, timeout_s: float | None = None) -> tuple[TrainerConnection, TrainerProgram, Gradients] | None:
         """Return the next step of the queue; raises queue.Empty where none comes in time."""
         step = self._queue.get(timeout=timeout_s)
         with self._taken:
@@ -305,7 +252,7 @@ class Async:
 
 
 class Merged:
-    """The gradients of several steps as those of one: added up, or averaged. Counts are added up.
+    """Gradients of several steps, added up or averaged to one step. Counts are added up.
 
     Attributes:
         steps: how many they are.
@@ -323,7 +270,7 @@ class Merged:
         return len(program.dense) + len(program.rows)
 
     def add(self, step: Gradients) -> None:
-        """One step more; its arrays are this object's from now on."""
+        """Add a step; its arrays belong to this object from now on."""
         self.steps += 1
         for name, value in step.dense.items():
             if name in self._dense:
@@ -336,13 +283,12 @@ class Merged:
             self._counts[name] = self._counts.get(name, np.float32(0)) + value
 
     def gradients(self) -> Gradients:
-        """Return all of them as one step's."""
+        """Return the merged gradients as the gradients of one step."""
         from jfluid.ps_server import table
 
         share = np.float32(1.0 if self._sums else 1.0 / self.steps)
         out = Gradients(
-            self._dense if self._sums else {n: v * share for n, v in self._dense.items()},
-            counts=self._counts,
+            self._dense if self._sums else {n: v * share for n, v in self._dense.items()}, counts=self._counts
         )
         for name, parts in self._rows.items():
             ids, values = (

@@ -21,7 +21,7 @@ from jfluid.distributed.trainer.row_count import RowCount
 from jfluid.distributed.trainer.row_gradients import array_of, inner
 from jfluid.distributed.trainer.strategies import DIRECT, current, install
 from jfluid.distributed.wire import connections
-from jfluid.distributed.wire.connections import Connection, Gradients, Strategy
+from jfluid.distributed.wire.connections import Gradients, Strategy, TrainerConnection
 from jfluid.engine import Engine, Fetched, Owned, Prepared, Runner
 from jfluid.ir.program import Program
 from jfluid.lod_tensor import LoDTensor
@@ -39,7 +39,7 @@ Feed = dict[str, Any]
 
 @dataclass
 class StepInput:
-    """What a step is fed.
+    """Input of a step.
 
     Attributes:
         program: what is run, without operators that step_input.
@@ -56,7 +56,7 @@ class StepInput:
 
 @dataclass
 class PrefetchedBatch:
-    """A batch whose rows were requested ahead of its step.
+    """Batch with rows that were requested ahead of the step.
 
     Attributes:
         batch: as it was given.
@@ -81,7 +81,7 @@ class Trainer(Runner):
 
     def __init__(self, program: TrainerProgram, engine: Engine):
         self.program, self._engine = program, engine
-        self._connection: Connection | None = None
+        self._connection: TrainerConnection | None = None
         self._asking: dict[tuple[str, ...], Program] = {}
         self._placer = FeedPlacer()
 
@@ -101,13 +101,13 @@ class Trainer(Runner):
         return [Fetched(n, v, divided=parallel is not None) for n, v in zip(fetches, values, strict=True)]
 
     def _devices(self, parallel: DataParallel | None) -> DataParallel | None:
-        """The replicas that compute; None for the engine's own device."""
+        """Return the replicas' devices; None for the engine's own device."""
         if parallel is not None:
             self._engine.start(parallel)
         return None if parallel is None or parallel.alone else parallel
 
     def _read(self, feed: Any, devices: DataParallel | None) -> StepInput:
-        """What is fed. A program's own reader gives its next batch."""
+        """Return the feeds. A program's own reader gives its next batch."""
         # Gradients are waited for: by then nothing reads the feeds any more.
         owned = isinstance(feed, Owned) or bool(self.program.sent(devices is not None))
         if devices is not None:
@@ -146,7 +146,7 @@ class Trainer(Runner):
 
     def _request(
         self,
-        connection: Connection,
+        connection: TrainerConnection,
         strategy: Strategy,
         devices: DataParallel | None,
         batch: Any,
@@ -158,20 +158,18 @@ class Trainer(Runner):
         return PrefetchedBatch(batch, step_input, asked, pulling)
 
     def _pull_ahead(
-        self,
-        connection: Connection,
-        strategy: Strategy,
-        asked: Mapping[str, tuple[Array, Any]],
-        place: bool,
+        self, connection: TrainerConnection, strategy: Strategy, asked: Mapping[str, tuple[Array, Any]], place: bool
     ) -> "tuple[Mapping[str, PulledRows], Feed]":
-        """The rows; with `place` their copies to the device begin while it computes another step."""
+        """Return the rows; with `place` the copies to the device begin during the step before."""
         found = self._pull(connection, strategy, {table: ids for table, (ids, _) in asked.items()})
         if not place:
             return found, {}
         padded = {table: LoDTensor(_padded(rows)) for table, rows in found.items()}
         return found, dict(self._placer.place(padded, self._engine.device))
 
-    def _pull(self, connection: Connection, strategy: Strategy, ids: Mapping[str, Array]) -> "Mapping[str, PulledRows]":
+    def _pull(
+        self, connection: TrainerConnection, strategy: Strategy, ids: Mapping[str, Array]
+    ) -> "Mapping[str, PulledRows]":
         if self.program.trains or not ids:
             return strategy.pull(connection, ids)
         # an evaluation leaves tables as they are
@@ -218,21 +216,7 @@ class Trainer(Runner):
         if prepared is None:
             feeds[0].update(parameters)
             prepared = self._prepare(step_input, feeds, names, devices)
-        given = self._engine.execute(prepared, scope)
-        strategy.computes()
-        as_left = self._only_sent.difference(fetches)
-        values = {
-            f.name: list(f.parts) if f.divided or (f.name in as_left and not f.overwritten) else [f.tensor()]
-            for f in prepared.fetched(given)
-        }
-        # a startup program, which has just begun the running statistics anew
-        if not program.trains:
-            self._resume(connection, scope)
-        # there they lie where NumPy reads them
-        if program.trains and self._engine.device.platform != "cpu":
-            _start_copies(v for name, _ in program.dense for v in values[name][:1])
-            _start_copies(v for rows in program.rows for g in rows.names(devices is not None) for v in values[g])
-        jax.block_until_ready([inner(v) for found in values.values() for v in found])
+        values = self._run(prepared, strategy, fetches, scope, devices is not None)
         lap("compute", "compute")
         if program.trains:
             gradients = self._gradients(values, found, inverse, feeds)
@@ -250,6 +234,28 @@ class Trainer(Runner):
             values[name] = [value] * (1 if devices is None else devices.replicas)
         return [values[n] for n in fetches]
 
+    def _run(
+        self, prepared: Prepared, strategy: Strategy, fetches: Sequence[str], scope: Scope, replicas: bool
+    ) -> dict[str, list[Any]]:
+        """Run a prepared step; return its results by name, one by replica if divided."""
+        program = self.program
+        given = self._engine.execute(prepared, scope)
+        strategy.computes()
+        as_left = self._only_sent.difference(fetches)
+        values = {
+            f.name: list(f.parts) if f.divided or (f.name in as_left and not f.overwritten) else [f.tensor()]
+            for f in prepared.fetched(given)
+        }
+        # a startup program, which has just begun the running statistics anew
+        if not program.trains:
+            self._resume(self._connected(), scope)
+        # there they lie where NumPy reads them
+        if program.trains and self._engine.device.platform != "cpu":
+            _start_copies(v for name, _ in program.dense for v in values[name][:1])
+            _start_copies(v for rows in program.rows for g in rows.names(replicas) for v in values[g])
+        jax.block_until_ready([inner(v) for found in values.values() for v in found])
+        return values
+
     def _request_of(
         self,
         step_input: StepInput,
@@ -258,7 +264,7 @@ class Trainer(Runner):
         devices: DataParallel | None,
         asked: Mapping[str, tuple[Array, list[list[LoDTensor]]]],
     ) -> "tuple[RowRequest, EarlyStep]":
-        """What a step asks servers for, and the step itself, made ready while they answer."""
+        """Return a step's request for rows, and the step itself, prepared while servers answer."""
         from jfluid.ps_server.client import RowRequest
 
         known = self.program.local.global_block().vars
@@ -275,14 +281,9 @@ class Trainer(Runner):
         return wanted, early
 
     def _fill(
-        self,
-        feeds: list[Feed],
-        asked: Mapping[str, tuple[Array, list[list[LoDTensor]]]],
-        wanted: "RowRequest",
+        self, feeds: list[Feed], asked: Mapping[str, tuple[Array, list[list[LoDTensor]]]], wanted: "RowRequest"
     ) -> tuple[Feed, Feed, dict[str, dict[str, list[Array]]]]:
-        """The feed of the only device with buffers for rows and with their positions, these buffers,
-        and the positions by table.
-        """
+        """Return the feed of the only device with buffers for rows and positions, the buffers, the positions by table."""
         rows, inverse = {}, {}
         for look_up in self.program.look_ups:
             ids, where = wanted.distinct(look_up.table)
@@ -292,13 +293,9 @@ class Trainer(Runner):
         return feeds[0], rows, inverse
 
     def _prepare(
-        self,
-        step_input: StepInput,
-        feeds: list[Feed],
-        names: list[str],
-        devices: DataParallel | None,
+        self, step_input: StepInput, feeds: list[Feed], names: list[str], devices: DataParallel | None
     ) -> Prepared:
-        """The program without what servers do; replicas bring together what is sent."""
+        """Prepare the program without the servers' part; replicas merge sent values."""
         feed: Any = feeds[0] if step_input.divides else feeds
         if devices is not None:
             spread = devices.other(step_input.program, self.program.summed)
@@ -308,7 +305,7 @@ class Trainer(Runner):
 
     @functools.cached_property
     def _only_sent(self) -> set[str]:
-        """Gradients that are sent as the step leaves them: those of rows are merged here."""
+        """Return the gradients that are sent as the step leaves each: gradients of rows are merged here."""
         rows = {sent.grad for sent in self.program.rows if sent.parts}
         return rows | {name for name, _ in self.program.dense}
 
@@ -319,7 +316,7 @@ class Trainer(Runner):
         return [d.name for d in self.program.received if d.name not in changed]
 
     def _parameters(self, scope: Scope) -> Feed:
-        """Parameters that servers give anew after each step: as feeds they need not become state."""
+        """Return parameters that servers send after each step: as feeds the parameters need not become state."""
         found = {}
         for name in self._only_read:
             var, of = scope.find_var(name), self.program.local.global_block().var(name)
@@ -328,14 +325,14 @@ class Trainer(Runner):
                 found[name] = np.asarray(value)
         return found
 
-    def _resume(self, connection: Connection, scope: Scope) -> None:
-        """Before the first step of a trainer that was started again: give it back what only it had."""
+    def _resume(self, connection: TrainerConnection, scope: Scope) -> None:
+        """Restore the state that only this trainer has, before the first step after a restart."""
         if connection.resumed is not None:
             local_state.install(connection.resumed, scope)
             if self.program.trains:
                 connection.resumed = None
 
-    def _connected(self) -> Connection:
+    def _connected(self) -> TrainerConnection:
         if self._connection is None or self._connection.left:
             user = self._engine if self._engine.says_goodbye else None
             self._connection = connections.connect(self.program, user)
@@ -344,7 +341,7 @@ class Trainer(Runner):
     # ---- rows ----
 
     def _ids(self, feeds: list[Feed], scope: Scope) -> dict[str, tuple[Array, list[list[LoDTensor]]]]:
-        """Of each table all ids, and the tensors that each feed has of them; feeds keep what the program itself reads."""
+        """Return by table all ids, and the id tensors of each feed; feeds keep variables that the program itself reads."""
         asked = self._asked(self.program.look_ups, feeds, scope)
         for feed in feeds:
             for name in self._only_asked & set(feed):
@@ -364,7 +361,7 @@ class Trainer(Runner):
         return asked
 
     def _tensors(self, look_ups: Sequence[LookUp], feed: Feed, scope: Scope) -> dict[str, LoDTensor]:
-        """The ids of a feed, and those that the program computes from it."""
+        """Return the ids of a feed, and the ids that the program computes from the feed."""
         names = dict.fromkeys(n for u in look_ups for n in u.ids)
         computed = tuple(n for n in names if n not in feed)
         values = dict(zip(computed, self._compute(computed, feed, scope), strict=True)) if computed else {}
@@ -377,7 +374,7 @@ class Trainer(Runner):
         return {n for u in self.program.look_ups for n in u.ids} - used
 
     def _compute(self, names: tuple[str, ...], feed: Feed, scope: Scope) -> list[Any]:
-        """Ids that the program computes: what leads to them is run before."""
+        """Run the operators that lead to the ids; return the ids."""
         if names not in self._asking:
             program = self.program.local._prune_with_input(list(feed), list(names))
             unknown = [
@@ -396,9 +393,9 @@ class Trainer(Runner):
         return [f.tensor() for f in found]
 
     def _with_rows(self, program: Program, feed: Feed, scope: Scope) -> Feed:
-        """The feed with the rows from which a program computes ids.
+        """Return the feed with the rows from which a program computes ids.
 
-        Servers are asked for them first; the step asks for them again, and only that counts as a show.
+        Servers are asked for the rows first; the step asks again, and only that counts as a show.
         """
         reading = {n for op in program.global_block().ops for n in op.input_arg_names}
         look_ups = []
@@ -424,8 +421,9 @@ class Trainer(Runner):
         found: "Mapping[str, PulledRows]",
         placed: Feed | None = None,
     ) -> dict[str, dict[str, list[Array]]]:
-        """Put the rows that came (those that are `placed` as they are there), and their positions, into
-        the feeds; the positions of each feed, by table.
+        """Put the received rows and their positions into the feeds; return the positions of each feed, by table.
+
+        Rows that are `placed` stay on their device.
         """
         inverse: dict[str, dict[str, list[Array]]] = {}
         for look_up in look_ups:
@@ -474,14 +472,14 @@ class Trainer(Runner):
 
 
 def _padded(rows: "PulledRows") -> Array:
-    """The rows of a table, and zeros up to a size that many batches share."""
+    """Return the rows of a table, and zeros up to a size that many batches share."""
     values = buffer_of(len(rows.ids), rows.values.shape[1])
     values[: len(rows.ids)] = rows.values
     return values
 
 
-def _untrained(connection: Connection, batches: Iterable[Any]) -> Iterator[Any]:
-    """The batches without those that were trained before this process was started again."""
+def _untrained(connection: TrainerConnection, batches: Iterable[Any]) -> Iterator[Any]:
+    """Yield the batches that were not trained before this process was started again."""
     for batch in batches:
         if connection.batches_to_skip:
             connection.batches_to_skip -= 1
@@ -499,7 +497,7 @@ def _tensor(name: str, value: Any) -> LoDTensor:
 
 
 def _start_copies(values: Iterable[Any]) -> None:
-    """Let what lies on other devices come to the host, all of it at the same time."""
+    """Start the copies of arrays on other devices to the host, all concurrently."""
     for value in values:
         array = inner(value)
         if isinstance(array, jax.Array):

@@ -4,10 +4,11 @@ import logging
 import threading
 import time
 import weakref
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -34,7 +35,7 @@ _LOG = logging.getLogger(__name__)
 
 @dataclass
 class Gradients:
-    """What a step sends.
+    """Gradients and counts that a step sends.
 
     Attributes:
         dense: by the names that pieces of parameters have at their servers.
@@ -49,48 +50,44 @@ class Gradients:
     touched: dict[str, Array] = field(default_factory=dict)
 
 
-class Strategy(Protocol):
-    """How a trainer works together with servers."""
+class Strategy(ABC):
+    """Strategy of a trainer's exchange with servers."""
 
-    def pull(self, connection: "Connection", ids: Mapping[str, Array]) -> "dict[str, PulledRows]":
+    def pull(self, connection: "TrainerConnection", ids: Mapping[str, Array]) -> "dict[str, PulledRows]":
         """Return rows of tables for a step. May be called for steps ahead, by other threads."""
-        ...
+        return connection.calls.pull(ids).rows if ids else {}
 
+    @abstractmethod
     def overlaps(self, program: TrainerProgram) -> bool:
-        """Return whether rows for the next step may be pulled before this one's gradients are applied."""
-        ...
+        """Return True if rows for the next step may be pulled before this one's gradients are applied."""
 
-    def begin(self, connection: "Connection", program: TrainerProgram, scope: Scope) -> None:
-        """A step begins."""
-        ...
+    def begin(self, connection: "TrainerConnection", program: TrainerProgram, scope: Scope) -> None:  # noqa: B027
+        """Prepare for the next step."""
 
+    @abstractmethod
     def push(
-        self, connection: "Connection", program: TrainerProgram, gradients: Gradients, scope: Scope
+        self, connection: "TrainerConnection", program: TrainerProgram, gradients: Gradients, scope: Scope
     ) -> dict[str, Array]:
-        """Take a step's gradients; the pieces of parameters that are new since the last one."""
-        ...
+        """Take a step's gradients; return the pieces of parameters that are new since the last one."""
 
-    def computes(self) -> None:
-        """A step computes, and its thread waits for it: what was put off until then is due."""
-        ...
+    def computes(self) -> None:  # noqa: B027
+        """Do deferred work while a step computes and the trainer's thread waits."""
 
-    def arrive(self) -> None:
-        """Wait for the gradients that are under way, where the strategy has no thread for them.
+    def arrive(self) -> None:  # noqa: B027
+        """Wait for pending gradients, if the strategy has no thread for the wait.
 
         Raises ServerError where they could not be sent.
         """
-        ...
 
-    def stop(self) -> None:
-        """Send what waits, and give the trainer the servers' parameters.
+    def stop(self) -> None:  # noqa: B027
+        """Send waiting gradients, and give the trainer the servers' parameters.
 
         Raises ServerError where that failed.
         """
-        ...
 
 
 class Laps:
-    """Where a trainer's time goes.
+    """Time of a trainer's steps by part.
 
     Attributes:
         seconds: by part of a step: "rows" (looking up), "feed" (rows and their positions made
@@ -106,7 +103,7 @@ class Laps:
         self._last = 0.0
 
     def start(self) -> None:
-        """A step begins."""
+        """Begin a step."""
         self._last = time.perf_counter()
         self.steps += 1
 
@@ -118,8 +115,8 @@ class Laps:
         self._last = now
 
 
-class Connection:
-    """One trainer's connection to all servers of its job.
+class TrainerConnection:
+    """Connection of one trainer to all servers of the job.
 
     Attributes:
         calls: the client, whatever is in flight.
@@ -175,7 +172,7 @@ class Connection:
 
     @property
     def client(self) -> "Client":
-        """The client, when what is in flight has ended. Raises ServerError where that failed."""
+        """Client of the servers, after the end of the pending exchange. Raises ServerError if the exchange failed."""
         self._arrive()
         return self.calls
 
@@ -189,13 +186,13 @@ class Connection:
         send: "Callable[[Mapping[str, Any] | None], PullResult]",
         program: TrainerProgram,
         scope: Scope,
-        begun: bool = False,
+        watched: bool = False,
     ) -> None:
-        """Let `send` go on while the next step begins (see Exchange); the parameters of `scope` are what it returns."""
+        """Run `send` while the next step begins (see Exchange); its result has the parameters of `scope`."""
         self.settle()
-        self._exchange = Exchange(self._threads.submit, send, program, scope, begun)
+        self._exchange = Exchange(self._threads.submit, send, program, scope, watched)
         with self._watches:
-            starts, self._watching = begun and not self._watching, self._watching or begun
+            starts, self._watching = watched and not self._watching, self._watching or watched
         if starts:
             self._threads.submit(self._watch)
 
@@ -237,8 +234,9 @@ class Connection:
             exchange.finish()
 
     def enter(self) -> None:
-        """Be the job's trainer of this number, and not one who only asks the servers something: go
-        on where all servers are. Raises ServerError.
+        """Join the job as the trainer of this number, and resume after the rounds that all servers have.
+
+        Raises ServerError.
         """
         with self._entering:
             if not self._enters:
@@ -260,7 +258,7 @@ class Connection:
                 self.calls.close()
 
     def _agreed(self) -> int:
-        """The number of rounds that all servers have applied.
+        """Return the number of rounds that all servers have applied.
 
         A trainer that was killed may have left its gradients of one more round at all servers, and
         confirmed them at some: then they are confirmed at the others. Raises RollbackError where
@@ -285,18 +283,18 @@ class Connection:
         rounds = ", ".join(f"server {s.server} has {s.rounds}" for s in statuses)
         raise RollbackError(
             f"trainer {self.trainer}: the servers have applied different numbers of rounds ({rounds}), and "
-            "gradients that some of them need were lost with an earlier life of this trainer: start all "
+            "gradients that some servers need were lost with an earlier life of this trainer: start all "
             f"processes again, which go on from the newest snapshots that all servers have{why}"
         )
 
     def _resumed(self) -> "pb.TrainerState | None":
-        """What only this trainer had after the rounds that it goes on from."""
+        """Return this trainer's local state after the rounds that it resumes from."""
         if not (self.recovers and self.rounds):
             return None
         state = self.calls.trainer_state()
         if state.round != self.rounds:
             _LOG.warning(
-                "the servers have %d rounds, and nothing of what only trainer %d had by then: running statistics and "
+                "the servers have %d rounds, and no local state of trainer %d: running statistics and "
                 "random numbers begin anew",
                 self.rounds,
                 self.trainer,
@@ -327,19 +325,17 @@ class Connection:
         )
 
 
-_connections: dict[tuple[tuple[str, ...], int], Connection] = {}
+_connections: dict[tuple[tuple[str, ...], int], TrainerConnection] = {}
 # Number of one who is no trainer, among the connections.
 _OBSERVER = -1
 _lock = threading.Lock()
 _making: dict[tuple[tuple[str, ...], int], threading.Lock] = {}
 # what to do with connections as soon as they are made
-_awaited: dict[tuple[tuple[str, ...], int], Callable[[Connection], None]] = {}
+_awaited: dict[tuple[tuple[str, ...], int], Callable[[TrainerConnection], None]] = {}
 
 
-def connect(program: TrainerProgram, user: object = None) -> Connection:
-    """Return the connection of the trainer that a program is for, made when it is first asked for;
-    `user` leaves it later.
-    """
+def connect(program: TrainerProgram, user: object = None) -> TrainerConnection:
+    """Return the connection of a program's trainer, made at the first call; `user` leaves it later."""
     found, _ = _found(program.endpoints, program.trainer_id)
     try:
         found.enter()
@@ -352,10 +348,8 @@ def connect(program: TrainerProgram, user: object = None) -> Connection:
     return found
 
 
-def when_connected(program: TrainerProgram, use: Callable[[Connection], None]) -> None:
-    """Call `use` with the connection of the trainer that a program is for: now where there is one,
-    else as soon as a step makes it.
-    """
+def when_connected(program: TrainerProgram, use: Callable[[TrainerConnection], None]) -> None:
+    """Call `use` with the connection of a program's trainer: now, or when a step makes the connection."""
     key = tuple(program.endpoints), program.trainer_id
     with _lock:
         found = _connections.get(key)
@@ -366,13 +360,13 @@ def when_connected(program: TrainerProgram, use: Callable[[Connection], None]) -
 
 
 def cancel(program: TrainerProgram) -> bool:
-    """Call no more what waits for a connection; returns whether something did."""
+    """Cancel the call that waits for a connection; return True if there was a call."""
     with _lock:
         return _awaited.pop((tuple(program.endpoints), program.trainer_id), None) is not None
 
 
-def borrow(endpoints: Sequence[str], trainer: int, user: object) -> Connection:
-    """Return a trainer's connection, for one who asks the servers something in passing.
+def borrow(endpoints: Sequence[str], trainer: int, user: object) -> TrainerConnection:
+    """Return a trainer's connection for a single request to the servers.
 
     `user` leaves it later if nobody else has it.
 
@@ -389,7 +383,7 @@ def borrow(endpoints: Sequence[str], trainer: int, user: object) -> Connection:
 
 
 def settle(endpoints: Sequence[str], trainer: int) -> None:
-    """Wait for what a trainer of this process has in flight to some of its servers, if it has a connection to them.
+    """Wait for the pending exchange of a trainer of this process with some of the servers, if there is one.
 
     Raises ServerError where that failed.
     """
@@ -403,17 +397,18 @@ def settle(endpoints: Sequence[str], trainer: int) -> None:
         connection.settle()
 
 
-def observe(endpoints: Sequence[str], user: object) -> Connection:
-    """Return the connection of one who only reads what servers have: they count it among no
-    trainers, and do not wait for it. `user` leaves it later.
+def observe(endpoints: Sequence[str], user: object) -> TrainerConnection:
+    """Return the connection of an observer, which servers do not count as a trainer and do not wait for.
+
+    `user` leaves it later.
     """
     found, _ = _found(endpoints, _OBSERVER)
     found.users.add(user)
     return found
 
 
-def _found(endpoints: Sequence[str], trainer: int) -> tuple[Connection, bool]:
-    """A trainer's connection, and whether it was made now."""
+def _found(endpoints: Sequence[str], trainer: int) -> tuple[TrainerConnection, bool]:
+    """Return (connection of a trainer, True if it was made now)."""
     key = tuple(endpoints), trainer
     with _lock:
         alone = _making.setdefault(key, threading.Lock())
@@ -422,7 +417,7 @@ def _found(endpoints: Sequence[str], trainer: int) -> tuple[Connection, bool]:
         found = _connections.get(key)
         if found is not None:
             return found, False
-        made = Connection(endpoints, max(trainer, 0), observes=trainer == _OBSERVER)
+        made = TrainerConnection(endpoints, max(trainer, 0), observes=trainer == _OBSERVER)
         with _lock:
             _connections[key] = made
             use = _awaited.pop(key, None)
@@ -431,8 +426,8 @@ def _found(endpoints: Sequence[str], trainer: int) -> tuple[Connection, bool]:
         return made, True
 
 
-def _forget(connection: Connection) -> None:
-    """Let the next one who asks for this connection make another."""
+def _forget(connection: TrainerConnection) -> None:
+    """Forget a connection, so that the next request makes a new one."""
     with _lock:
         for key in [key for key, found in _connections.items() if found is connection]:
             del _connections[key]
@@ -440,7 +435,7 @@ def _forget(connection: Connection) -> None:
 
 
 def leave(user: object) -> None:
-    """Say goodbye for an engine: servers of which it was the last user end when all trainers have left."""
+    """Say goodbye for an engine: servers without an engine left end when all trainers have left."""
     with _lock:
         mine = [(key, found) for key, found in _connections.items() if user in found.users]
         for key, found in mine:
@@ -453,7 +448,7 @@ def leave(user: object) -> None:
 
 
 def drop(key: tuple[tuple[str, ...], int]) -> None:
-    """Say goodbye to the servers of one trainer, if it has a connection to them."""
+    """Say goodbye to the servers of one trainer, if there is a connection."""
     with _lock:
         found = _connections.pop(key, None)
     if found is not None:

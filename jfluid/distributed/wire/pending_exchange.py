@@ -1,4 +1,4 @@
-"""Pending parameters: what a step sends to the servers, and receives from them, while the next step begins."""
+"""Pending exchange of a step's gradients and parameters with the servers while the next step begins."""
 
 import threading
 from collections.abc import Callable, Mapping
@@ -15,7 +15,7 @@ PATIENCE_S = 0.005
 
 
 class Exchange:
-    """A push and what comes back for it.
+    """Push of a step and the pull behind it.
 
     For a moment it waits for the next step, which asks for its rows and sends both in one call, from its own
     thread; when none comes another thread sends it.
@@ -24,8 +24,8 @@ class Exchange:
         start: starts a function in a thread.
         send: sends, and returns the pieces of the parameters, and rows of tables by the ids that it
             is given (None for none).
-        begun: the gradients are under way already: it is the caller who sees whether no step comes,
-            since a thread that wakes for each step costs more than it is worth.
+        watched: the caller sends the exchange if no step comes: no other trainer waits for it, and a thread
+            that wakes up for each step costs more than it is worth.
 
     Attributes:
         rows: that were asked for, when it has ended.
@@ -37,10 +37,10 @@ class Exchange:
         send: "Callable[[Mapping[str, Any] | None], PullResult]",
         program: TrainerProgram,
         scope: Scope,
-        begun: bool = False,
+        watched: bool = False,
     ):
         self._lock, self._begins = threading.Lock(), threading.Condition()
-        self._start, self._watched = start, begun
+        self._start, self._watched = start, watched
         self._send, self._wanted, self._begun = send, False, False
         self._pulled: Future[PullResult] = Future()
         self.rows: Mapping[str, PulledRows] = {}
@@ -48,7 +48,7 @@ class Exchange:
         self._before = {name: tensor.value for name, (_, tensor) in self._waiting.items()}
         for _, tensor in self._waiting.values():
             tensor.expect(self)
-        if not begun:
+        if not watched:
             start(self._run)
 
     def _run(self) -> None:

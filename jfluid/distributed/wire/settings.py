@@ -1,4 +1,4 @@
-"""What the environment says of servers and of connections to them (see jfluid.environment.process)."""
+"""Settings of servers and connections from the environment (see jfluid.environment.process)."""
 
 from typing import TYPE_CHECKING, Any
 
@@ -9,8 +9,9 @@ if TYPE_CHECKING:
 
 
 def server_settings(number: int, on_host: int, **settings: Any) -> "Settings":
-    """Return the settings of server `number`, the one of number `on_host` among those of its host:
-    what is given here, and what the environment says.
+    """Return the settings of server `number`, which is number `on_host` on its host.
+
+    The environment adds to the settings that are given here.
 
     Raises ServerError that names the variable which is wrong.
     """
@@ -22,14 +23,12 @@ def server_settings(number: int, on_host: int, **settings: Any) -> "Settings":
     if "metrics_port" in told:
         told["metrics_port"] += on_host
     return validation.read(
-        Settings,
-        {**settings, "server": number, **told},
-        f"settings of server {number} (JFLUID_PS_...)",
+        Settings, {**settings, "server": number, **told}, f"settings of server {number} (JFLUID_PS_...)"
     )
 
 
 def client_options() -> dict[str, Any]:
-    """Return what the environment says of a trainer's connections.
+    """Return the options of a trainer's connections from the environment.
 
     Raises ServerError for a file that cannot be read.
     """
@@ -57,7 +56,7 @@ def writes_snapshots() -> bool:
 
 
 def kept_bytes() -> int:
-    """Return how many bytes of its pushes a trainer keeps for each server.
+    """Return the bytes of pushes that a trainer keeps for each server.
 
     Raises ServerError for a variable that is no number.
     """

@@ -150,8 +150,9 @@ class DistributedTranspiler(Fleet):
         self._connection("barrier_worker").client.barrier("fleet.barrier_worker")
 
     def table_rows(self) -> dict[str, int]:
-        """Return the number of rows of each table over all servers, by name; of distributed tables
-        those that some trainer has shown.
+        """Return the number of rows of each table over all servers, by name.
+
+        A distributed table has the rows that trainers have shown.
 
         Raises ProgramError on a server and before a loss was minimised, ServerError when a server
         does not answer.
@@ -182,7 +183,7 @@ class DistributedTranspiler(Fleet):
 
     # The optimizer
     def distributed_optimizer(self, optimizer: Any, strategy: Any = None) -> "TranspilerOptimizer":
-        """Return an optimizer that trains with parameter servers: a TranspilerOptimizer, whose arguments these are.
+        """Return an optimizer that trains with parameter servers: a TranspilerOptimizer of these arguments.
 
         Raises ProgramError before `fleet.init`, and what TranspilerOptimizer raises.
         """
@@ -240,8 +241,7 @@ class DistributedTranspiler(Fleet):
         main_program: Program | None = None,
         export_for_deployment: bool = True,
     ) -> Any:
-        """Save the part of a program that predicts, as `fluid.io.save_inference_model` does, with
-        the parameters that the servers hold.
+        """Save the inference part of a program, as `fluid.io.save_inference_model` does, with the servers' parameters.
 
         Args:
             executor, dirname, feeded_var_names, target_vars, export_for_deployment: those of
@@ -278,7 +278,7 @@ class DistributedTranspiler(Fleet):
         checkpoint.save_persistables(executor, dirname, main_program if main_program is not None else trainer)
 
     def save_one_table(self, name: str, dirname: str) -> None:
-        """Save one table, with the optimizer's state of its rows, to a folder.
+        """Save one table, with the rows' optimizer state, to a folder.
 
         Args:
             name: the parameter that the table is.
@@ -291,9 +291,9 @@ class DistributedTranspiler(Fleet):
         checkpoint.save_one_table(executor, name, dirname, program)
 
     def load_one_table(self, name: str, dirname: str) -> None:
-        """Restore one table from what `save_one_table` saved.
+        """Restore one table from the folder of `save_one_table`.
 
-        Arguments and errors are those of that.
+        Arguments and errors are the same.
         """
         executor, program = self._prepared("load_one_table", server=False)
         checkpoint.load_one_table(executor, name, dirname, program)

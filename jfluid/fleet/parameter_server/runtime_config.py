@@ -78,7 +78,7 @@ class _Fields(UserDict[str, str]):
         super().__setitem__(name, _checked(name, value))
 
     def __delitem__(self, name: str) -> None:
-        raise errors.ProgramError(f"runtime_configs: {name} always has a value; set it to another one")
+        raise errors.ProgramError(f"runtime_configs: {name} always has a value; set it to a different one")
 
 
 def _first(name: str) -> Any:
@@ -88,7 +88,7 @@ def _first(name: str) -> Any:
 
 
 class TrainerRuntimeConfig:
-    """How a trainer's communicator works.
+    """Settings of a trainer's communicator.
 
     Fields begin with the flags of their names (`FLAGS_communicator_...`, ...) where these were set, by the
     environment or `fluid.set_flags`, before this is made.
@@ -137,7 +137,7 @@ class TrainerRuntimeConfig:
 
     @property
     def prefetch_depth(self) -> int:
-        """How many batches of a dataset ahead rows are looked up; 0 for no overlap."""
+        """Number of dataset batches for which rows are looked up ahead; 0 for no overlap."""
         return int(self._fields[PREFETCH_DEPTH])
 
     @prefetch_depth.setter
@@ -154,9 +154,9 @@ class TrainerRuntimeConfig:
         object.__setattr__(self, name, value)
 
     def update(self, values: Mapping[str, Any]) -> None:
-        """Set fields by name, `prefetch_depth` among them.
+        """Set fields by name, also `prefetch_depth`.
 
-        Nothing changes when one of them is refused.
+        Nothing changes if a field is refused.
         """
         named = {PREFETCH_DEPTH if name == "prefetch_depth" else name: value for name, value in values.items()}
         self._fields.update({name: _checked(name, value) for name, value in named.items()})
@@ -189,12 +189,7 @@ class TrainerRuntimeConfig:
     def display(self, configs: Mapping[str, Any]) -> str:
         """Return a table of names and values as text."""
         width = max(map(len, configs), default=0)
-        return "\n".join(
-            [
-                "TrainerRuntimeConfig",
-                *(f"  {name:<{width}}  {value}" for name, value in configs.items()),
-            ]
-        )
+        return "\n".join(["TrainerRuntimeConfig", *(f"  {name:<{width}}  {value}" for name, value in configs.items())])
 
     def __repr__(self) -> str:
         return self.display({name: self._fields[name] for name in self._told()})

@@ -1,4 +1,4 @@
-"""How trainers work together with parameter servers: four strategies, and the factory that makes them.
+"""Strategies of training with parameter servers, and the factory of the four strategies.
 
 strategy = StrategyFactory.create_half_async_strategy()
 strategy.set_program_config({"min_block_size": 16384})
@@ -14,11 +14,7 @@ from jfluid import errors
 from jfluid.compiler import BuildStrategy, ExecutionStrategy
 from jfluid.fleet.parameter_server.runtime_config import TrainerRuntimeConfig
 from jfluid.places import cpu_number
-from jfluid.transpiler.config import (
-    DistributedMode,
-    DistributeTranspilerConfig,
-    ServerRuntimeConfig,
-)
+from jfluid.transpiler.config import DistributedMode, DistributeTranspilerConfig, ServerRuntimeConfig
 
 __all__ = [
     "AsyncStrategy",
@@ -41,11 +37,10 @@ _DEBUG_OPT: dict[str, Any] = {
 
 
 class DistributedStrategy:
-    """The base of all strategies: five configurations, each with a method that returns it, one that
-    sets it (whole, or some fields by a dict), and one that checks it.
+    """Base of all strategies: five configurations, each with methods to get, set and check it.
 
-    Checking gives the fields that define the strategy their values, whatever was given. Jobs use
-    the subclasses.
+    A configuration is set as a whole, or by a dict of some fields. A check gives the fields that define the
+    strategy their values, whatever was given. Jobs use the subclasses.
     """
 
     mode: int | None = None  # of DistributedMode
@@ -93,8 +88,8 @@ class DistributedStrategy:
     def _known(self, what: str) -> None:
         if self.mode is None:
             raise NotImplementedError(
-                f"{type(self).__name__}.check_{what}: this is what strategies have in common; make one "
-                "of them with StrategyFactory"
+                f"{type(self).__name__}.check_{what}: this is the base of all strategies; make a "
+                "strategy with StrategyFactory"
             )
 
     # The DistributeTranspilerConfig
@@ -125,14 +120,10 @@ class DistributedStrategy:
         for name in ("half_async", "completely_not_async", "geo_sgd_mode"):
             if getattr(config, name) and name not in self._forced:
                 raise errors.ProgramError(
-                    f"{type(self).__name__}, program config: {name} is for another strategy; make that "
-                    "one with StrategyFactory, or set it to False"
+                    f"{type(self).__name__}, program config: {name} is for a different strategy; make that "
+                    "strategy with StrategyFactory, or set it to False"
                 )
-        for name, value in {
-            "sync_mode": False,
-            "runtime_split_send_recv": True,
-            **self._forced,
-        }.items():
+        for name, value in {"sync_mode": False, "runtime_split_send_recv": True, **self._forced}.items():
             setattr(config, name, value)
 
     # The TrainerRuntimeConfig
@@ -224,11 +215,11 @@ class DistributedStrategy:
 
     # What trainers write down while they train from a dataset
     def get_debug_opt(self) -> dict[str, Any]:
-        """Return the fields that `set_debug_opt` was given, with defaults for the others; an empty dict before."""
+        """Return the fields of `set_debug_opt`, with defaults for missing fields; an empty dict before the first call."""
         return {} if self._debug_opt is None else {**_DEBUG_OPT, **self._debug_opt}
 
     def set_debug_opt(self, opt_info: Mapping[str, Any]) -> None:
-        """Set which values trainers write to files while they train from a dataset.
+        """Set the values that trainers write to files during training from a dataset.
 
         Nothing is written, as by the workers (Hogwild) that Fluid has for such a job, which leave empty
         files: a setting that asks for more warns.
@@ -255,8 +246,9 @@ class DistributedStrategy:
 
 
 class SyncStrategy(DistributedStrategy):
-    """Servers update with the mean of all trainers' gradients, step by step, so that N trainers
-    equal one on the joined batch.
+    """Strategy in which servers update by the mean of all trainers' gradients, step by step.
+
+    So N trainers equal one on the joined batch.
     """
 
     mode = DistributedMode.SYNC
@@ -265,9 +257,7 @@ class SyncStrategy(DistributedStrategy):
 
 
 class HalfAsyncStrategy(DistributedStrategy):
-    """Servers update with each trainer's gradients when they arrive; a trainer waits in each step
-    until its own have arrived.
-    """
+    """Strategy in which servers update by each arriving gradient, and a trainer waits for its push in each step."""
 
     mode = DistributedMode.HALF_ASYNC
     _forced: ClassVar[dict[str, Any]] = {"half_async": True}
@@ -275,8 +265,9 @@ class HalfAsyncStrategy(DistributedStrategy):
 
 
 class AsyncStrategy(DistributedStrategy):
-    """Servers update with each trainer's gradients when they arrive; trainers do not wait, and
-    merge the gradients of several steps into one push.
+    """Strategy in which servers update by each arriving gradient, and trainers do not wait.
+
+    Trainers merge the gradients of several steps into one push.
     """
 
     mode = DistributedMode.ASYNC
@@ -332,8 +323,9 @@ DistributedStrategyFactory = StrategyFactory
 
 
 def strategy_of(given: Any) -> DistributedStrategy:
-    """Return the strategy for what `fleet.distributed_optimizer` was given: a strategy, a
-    DistributeTranspilerConfig, or None, which stands for SyncStrategy. Raises TypeError for
+    """Return the strategy for the argument of `fleet.distributed_optimizer`.
+
+    It may be a strategy, a DistributeTranspilerConfig, or None, which stands for SyncStrategy. Raises TypeError for
     anything else.
     """
     if given is None:
@@ -345,7 +337,7 @@ def strategy_of(given: Any) -> DistributedStrategy:
     if isinstance(given, DistributedStrategy) and given.mode is not None:
         return given
     raise TypeError(
-        "strategy: expected what StrategyFactory makes (SyncStrategy, HalfAsyncStrategy, AsyncStrategy, "
+        "strategy: expected a strategy of StrategyFactory (SyncStrategy, HalfAsyncStrategy, AsyncStrategy, "
         f"GeoStrategy) or a DistributeTranspilerConfig, found {type(given).__name__}"
     )
 

@@ -1,4 +1,4 @@
-"""How a program was divided: which of its variables servers hold, for checkpoints that save and load them whole."""
+"""Division of a program: the variables that servers hold, for checkpoints that save and load whole variables."""
 
 import math
 from collections.abc import Iterator
@@ -48,13 +48,13 @@ class SavedVariable:
 
     @property
     def cut(self) -> bool:
-        """Whether the pieces are rows of the whole."""
+        """True if the pieces are rows of the whole."""
         return bool(self.shape) and not self.distributed and sum(p.rows for p in self.pieces) == self.shape[0]
 
 
 @dataclass(eq=False)
 class Division:
-    """How a program was divided between trainers and servers.
+    """Division of a program between trainers and servers.
 
     Attributes:
         layout: where the parameters are.
@@ -90,10 +90,7 @@ def division(placement: Placement, origin: Program) -> Division:
                     setting=held is None and not own and name not in counting,
                 )
             if held is not None and _by_rows(placement, held):
-                found[name].table, found[name].distributed = (
-                    held.update.param.name,
-                    held.update.distributed,
-                )
+                found[name].table, found[name].distributed = (held.update.param.name, held.update.distributed)
                 found[name].table_options = table_options(held.update.param)
             found[name].pieces.append(piece)
     for variable in found.values():
@@ -106,9 +103,7 @@ def _by_rows(placement: Placement, held: UpdatedPiece) -> bool:
 
 
 def _at(placement: Placement, endpoint: str) -> Iterator[tuple[str, UpdatedPiece | None, Piece]]:
-    """(name in the original program, piece of a parameter whose rows it has, its own piece) of each
-    variable on a server.
-    """
+    """Return (original name, piece of the parameter with its rows, piece) of each variable on a server."""
     if placement.config.geo_sgd_mode:  # trainers keep the optimizer's state
         for held in placement.at(endpoint):
             yield held.update.param.name, held, held.piece

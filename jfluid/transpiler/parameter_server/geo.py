@@ -1,4 +1,4 @@
-"""GEO: trainers update by themselves, and exchange differences of parameters with the servers every so many steps."""
+"""GEO: trainers update alone, and exchange differences of parameters with the servers at an interval of steps."""
 
 from collections.abc import Mapping
 
@@ -18,8 +18,9 @@ def delta(held: UpdatedPiece) -> str:
 
 
 def exchanged(placement: Placement) -> dict[str, dict[str, list[str]]]:
-    """Return what a communicator exchanges: of each parameter its pieces' names, rows and servers,
-    and whether rows go by id.
+    """Return the exchange of a communicator: by parameter the pieces' names, rows and servers.
+
+    It also says whether rows go by id.
     """
     return {
         name: {
@@ -33,7 +34,7 @@ def exchanged(placement: Placement) -> dict[str, dict[str, list[str]]]:
 
 
 def rewrite(program: Program, placement: Placement) -> None:
-    """Note a step of training, in place: one operator tells the communicator which rows of which tables it touched."""
+    """Note a step of training, in place: one operator reports the touched rows of tables to the communicator."""
     block = program.global_block()
     touched = [(n, u.param.name) for u in placement.updates.all for op in u.look_ups for n in op.input("Ids")]
     block.append_op(
@@ -53,19 +54,7 @@ def rewrite(program: Program, placement: Placement) -> None:
 def startup(program: Program, placement: Placement) -> None:
     """Rewrite the startup program of a trainer in place: all trainers begin with the servers' parameters."""
     block = program.global_block()
-    for held in placement.held.values():
-        trainer.receive(block, placement, held, None, whole=False)
-    block.append_op(
-        "fetch_barrier",
-        {},
-        {"Out": trainer.control(block)},
-        {
-            "endpoints": placement.endpoints,
-            "trainer_id": placement.trainer_id,
-            "op_role": OpRole.RPC,
-        },
-    )
-    trainer.join(block, placement, OpRole.Forward)
+    trainer.receive_all(block, placement, placement.held.values())
     program.verify("DistributeTranspiler, startup program of a trainer")
 
 
@@ -82,11 +71,7 @@ def build(placement: Placement, endpoint: str) -> Program:
 def _add(program: Program, root: Block, held: UpdatedPiece) -> Block:
     like = {"shape": held.piece.shape, "dtype": held.update.param.dtype, "persistable": True}
     root.create_var(name=held.param, **like)
-    root.create_var(
-        name=delta(held),
-        type=VarType.SELECTED_ROWS if held.update.remote else VarType.LOD_TENSOR,
-        **like,
-    )
+    root.create_var(name=delta(held), type=VarType.SELECTED_ROWS if held.update.remote else VarType.LOD_TENSOR, **like)
     block = program.create_block(0)
     block.append_op("sum", {"X": [held.param, delta(held)]}, {"Out": held.param}, {"op_role": OpRole.Forward})
     return block

@@ -43,9 +43,7 @@ class ServerJob:
         if request.config.print_log:
             for endpoint in self.placement.endpoints:
                 _LOG.info(
-                    "server %s holds %s",
-                    endpoint,
-                    ", ".join(h.param for h in self.placement.at(endpoint)) or "nothing",
+                    "server %s holds %s", endpoint, ", ".join(h.param for h in self.placement.at(endpoint)) or "nothing"
                 )
 
     def trainer_program(self, wait_port: bool) -> Program:
@@ -95,20 +93,12 @@ class ServerJob:
 def _check_strategy(request: Request) -> None:
     """Raise where settings exclude each other."""
     config, sync = request.config, request.sync_mode
-    for field in (
-        "geo_sgd_mode",
-        "half_async",
-        "completely_not_async",
-        "runtime_split_send_recv",
-        "enable_dc_asgd",
-    ):
+    for field in ("geo_sgd_mode", "half_async", "completely_not_async", "runtime_split_send_recv", "enable_dc_asgd"):
         if sync and getattr(config, field):
             raise errors.ProgramError(f"{field}: it is for transpile(sync_mode=False), found sync_mode=True")
     for field in ("half_async", "completely_not_async", "enable_dc_asgd"):
         if config.geo_sgd_mode and getattr(config, field):
-            raise errors.ProgramError(
-                f"{field}: with geo_sgd_mode trainers update by themselves; set one of them to False"
-            )
+            raise errors.ProgramError(f"{field}: with geo_sgd_mode trainers update alone; set either to False")
     if config.geo_sgd_mode and config.geo_sgd_need_push_nums < 1:
         raise errors.ProgramError(
             "geo_sgd_need_push_nums: expected after how many steps differences are exchanged, at least "
@@ -117,5 +107,5 @@ def _check_strategy(request: Request) -> None:
     if config.completely_not_async and config.enable_dc_asgd:
         raise errors.ProgramError(
             "enable_dc_asgd: it corrects gradients that come late, and with completely_not_async none "
-            "does; set one of them to False"
+            "does; set either to False"
         )

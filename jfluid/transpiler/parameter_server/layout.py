@@ -1,4 +1,4 @@
-"""The layout of a job: which server holds which rows of which parameter.
+"""Layout of a job: the server of each row of each parameter.
 
 DistributeTranspiler decides it (`placement`) and writes it into the operators of the programs that
 it makes; `Layout.of_program` reads it from there, also of a program that was read from a file.
@@ -45,7 +45,7 @@ class Piece:
 
 @dataclass(frozen=True)
 class ParameterLayout:
-    """Where a parameter is.
+    """Layout of a parameter on servers.
 
     Attributes:
         shape: of the whole.
@@ -72,7 +72,7 @@ class ParameterLayout:
         return {p.name: part for p, part in zip(self.pieces, parts, strict=True)}
 
     def join(self, pieces: Mapping[str, Array]) -> Array:
-        """Return the value of which these are the pieces."""
+        """Return the value that these pieces make up."""
         if len(self.pieces) == 1:
             return pieces[self.pieces[0].name]
         return np.concatenate([pieces[p.name] for p in self.pieces])
@@ -80,7 +80,7 @@ class ParameterLayout:
 
 @dataclass(frozen=True)
 class Layout:
-    """Where the parameters of a job are.
+    """Layout of the parameters of a job.
 
     Attributes:
         endpoints: of all servers, in the job's order; a piece's `server` is a position among them.
@@ -140,19 +140,10 @@ class _Decoder:
         for op in ops:
             if op.type == LOOK_UP:
                 rows = op.attr("height_sections")
-                self._add(
-                    op.input("W")[0],
-                    op.attr("table_names"),
-                    op.attr("endpoints"),
-                    rows,
-                    hashed=not rows,
-                )
+                self._add(op.input("W")[0], op.attr("table_names"), op.attr("endpoints"), rows, hashed=not rows)
         for op in ops:
             if op.type == RECV:
-                param, names = (
-                    op.attr("op_role_var")[0],
-                    list(op.attr("recv_varnames")) or op.output("Out"),
-                )
+                param, names = (op.attr("op_role_var")[0], list(op.attr("recv_varnames")) or op.output("Out"))
                 rows = sections.get(param, [])
                 if not op.attr("recv_varnames") and len(names) > 1:
                     rows = [self._block.var_recursive(n).shape[0] for n in names]
@@ -165,7 +156,7 @@ class _Decoder:
         self.layout = Layout(tuple(self._endpoints), self._found)
 
     def _sections(self, send: Operator) -> tuple[str, list[int]]:
-        """A parameter, and how many rows each piece of its gradient has; none where it is sent whole."""
+        """Return a parameter, and the number of rows of each piece of the gradient; none if it is sent whole."""
         split = self._writers.get(send.input("X")[0])
         rows = list(send.attr("sections"))
         if split is not None and split.type in SPLITS:
@@ -173,12 +164,7 @@ class _Decoder:
         return send.attr("op_role_var")[0], rows
 
     def _add(
-        self,
-        param: str,
-        names: Sequence[str],
-        endpoints: Sequence[str],
-        rows: Sequence[int],
-        hashed: bool = False,
+        self, param: str, names: Sequence[str], endpoints: Sequence[str], rows: Sequence[int], hashed: bool = False
     ) -> None:
         if param in self._found:
             return
@@ -193,5 +179,5 @@ class _Decoder:
 
 
 def _of_parameter(send: Operator) -> bool:
-    """Whether gradients of a parameter are sent, and neither a count of steps nor ids."""
+    """Return True for gradients of a parameter, and not for a count of steps or ids."""
     return bool(send.attrs.get("op_role_var")) and not send.attr("merge_add")

@@ -1,4 +1,4 @@
-"""Which server holds which piece of which parameter."""
+"""Placement of parameter pieces on servers."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -36,7 +36,7 @@ class UpdatedPiece:
 
     @property
     def label(self) -> str:
-        """What the names of its parts end in, ".block0"; empty where the parameter is in one piece."""
+        """Suffix of the names of the piece's variables, ".block0"; empty for a parameter in one piece."""
         return self.piece.name.removeprefix(self.update.param.name)
 
     @property
@@ -47,7 +47,7 @@ class UpdatedPiece:
 
 @dataclass(frozen=True)
 class Placement:
-    """What DistributeTranspiler decided before it rewrites a program.
+    """Decisions of DistributeTranspiler before the rewrite of a program.
 
     Attributes:
         held: the pieces of each parameter, by its name, in the program's order.
@@ -82,7 +82,7 @@ class Placement:
         return [f"{counter.output('Out')[0]}.trainer_{t}" for t in range(self.trainers)] if counter is not None else []
 
     def at(self, endpoint: str) -> list[UpdatedPiece]:
-        """Return what one server holds."""
+        """Return the pieces of one server."""
         server = self.endpoints.index(endpoint)
         return [h for name in self.held for h in self.held[name] if h.piece.server == server]
 
@@ -92,15 +92,12 @@ class Placement:
 
     @cached_property
     def layout(self) -> Layout:
-        """Where the parameters are."""
+        """Layout of the parameters."""
         return Layout(
             tuple(self.endpoints),
             {
                 name: ParameterLayout(
-                    name,
-                    tuple(held[0].update.param.shape),
-                    tuple(h.piece for h in held),
-                    held[0].update.distributed,
+                    name, tuple(held[0].update.param.shape), tuple(h.piece for h in held), held[0].update.distributed
                 )
                 for name, held in self.held.items()
             },
@@ -146,9 +143,7 @@ def place(
 
 
 def table_options(param: Any) -> dict[str, Any]:
-    """Return what a parameter says of the rows of its table (see ParamAttr): fields of
-    `jfluid.ps_server.specs.TableSpec`.
-    """
+    """Return the fields of `jfluid.ps_server.specs.TableSpec` that a parameter sets (see ParamAttr)."""
     given = {name: getattr(param, name, None) for name in ("entry", "max_rows", "max_bytes")}
     return {name: value for name, value in given.items() if value is not None}
 
@@ -176,10 +171,7 @@ class _Name(str):
 
 
 def _dispatch(
-    dispatcher: PSDispatcher,
-    update: Update,
-    pieces: list[tuple[int, tuple[int, ...]]],
-    endpoints: Sequence[str],
+    dispatcher: PSDispatcher, update: Update, pieces: list[tuple[int, tuple[int, ...]]], endpoints: Sequence[str]
 ) -> list[UpdatedPiece]:
     name = update.param.name
     if update.distributed:

@@ -14,7 +14,7 @@ _LOG = logging.getLogger(__name__)
 
 
 def wait_until_listening(endpoints: Sequence[str]) -> None:
-    """Return when all servers accept connections; tells every ten seconds who is missing, and why.
+    """Wait until all servers accept connections; every ten seconds log missing servers, with reasons.
 
     Raises TimeoutError, naming the missing ones, after FLAGS_rpc_deadline milliseconds.
     """
@@ -27,7 +27,7 @@ def wait_until_listening(endpoints: Sequence[str]) -> None:
         if now - started > limit:
             raise TimeoutError(
                 f"parameter servers do not listen after {limit:g} s (FLAGS_rpc_deadline): {named}; "
-                "start them, or look into their logs"
+                "start them, or read their logs"
             )
         if now - told > _TELL_EVERY_S:
             told = now
@@ -36,7 +36,7 @@ def wait_until_listening(endpoints: Sequence[str]) -> None:
 
 
 def _fault(endpoint: str) -> str | None:
-    """Why nobody accepts a connection there; None where a server does."""
+    """Return the reason why no server accepts a connection there; None if a server does."""
     host, port = host_and_port(endpoint)
     try:
         socket.create_connection((host.strip("[]"), port), timeout=1).close()

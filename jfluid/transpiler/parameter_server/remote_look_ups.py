@@ -22,9 +22,7 @@ _OTHERS = ("nce", "hierarchical_sigmoid")
 
 
 def mark(program: Program, tables: Mapping[str, ParameterLayout]) -> None:
-    """Let the look-ups of a program say which tables of servers their rows are in, so that it asks
-    them once it has endpoints, and reads the scope until then.
-    """
+    """Mark the look-ups of a program with their servers' tables; without endpoints the program reads the scope."""
     for op in program.global_block().ops:
         if op.type in LOOK_UPS and op.input("W")[0] in tables:
             table = tables[op.input("W")[0]]
@@ -36,9 +34,10 @@ def mark(program: Program, tables: Mapping[str, ParameterLayout]) -> None:
 
 
 def ask(program: Program, endpoints: Sequence[str]) -> None:
-    """Have the look-ups of a program ask these servers: as in Fluid, `epmap` of all operators of its
-    global block that have it becomes `endpoints`; those of each `distributed_lookup_table` are
-    replaced one by one.
+    """Let the look-ups of a program ask these servers.
+
+    As in Fluid, `epmap` of all operators of the program's global block that have it becomes `endpoints`; the servers
+    of each `distributed_lookup_table` are replaced one by one.
 
     Raises:
         TypeError, ValueError: the endpoints are no texts, or one is there twice.
@@ -81,7 +80,7 @@ def _check_endpoints(endpoints: Sequence[str]) -> None:
 
 
 def _replace(program: Program, endpoints: Sequence[str]) -> None:
-    """Replace the servers of `distributed_lookup_table` operators, each where it stands among them."""
+    """Replace the servers of `distributed_lookup_table` operators, position by position."""
     divided = [op for op in program.global_block().ops if op.type == LOOK_UP]
     before = named_by(divided)
     if divided and len(before) != len(endpoints):
@@ -113,9 +112,9 @@ def is_remote(op: Operator) -> bool:
 
 
 def tables_of(program: Program) -> set[str]:
-    """Return the parameters whose rows servers have, and that a program which trains nothing does not need.
+    """Return the parameters that the program reads only by rows at servers.
 
-    Raises ProgramError for one that another operator reads whole.
+    Raises ProgramError for a parameter that another operator reads whole.
     """
     found = {op.input("W")[0] for op in program.global_block().ops if is_remote(op) and op.type != PREFETCH}
     for block in program.blocks:
@@ -124,7 +123,7 @@ def tables_of(program: Program) -> set[str]:
             if read and not (is_remote(op) and block.idx == 0):
                 raise errors.ProgramError(
                     f"{op.type} reads {min(read)} whole, of which other look-ups ask servers for rows: "
-                    "leave its endpoints (epmap, pserver_endpoints) out, or give it a parameter of its own"
+                    "leave its endpoints (epmap, pserver_endpoints) out, or give it a separate parameter"
                 )
     return found
 
@@ -148,7 +147,7 @@ def servers_of(program: Program) -> list[str]:
 
 
 def resolved(program: Program, widths: Mapping[str, Mapping[str, int]]) -> Program:
-    """Return a copy of a program in which each look-up names the server of each piece of its table.
+    """Return a copy of a program in which each look-up names the servers of the table's pieces.
 
     Args:
         program: one whose look-ups ask servers.
@@ -196,7 +195,7 @@ def resolved(program: Program, widths: Mapping[str, Mapping[str, int]]) -> Progr
 
 
 def _named(block: Block, prefetch: Operator, widths: Mapping[str, Mapping[str, int]]) -> list[Operator]:
-    """Of a `prefetch` look-ups of the table that it means; other operators as they are."""
+    """Return the look-ups of the table that a `prefetch` means; other operators unchanged."""
     if prefetch.type != PREFETCH:
         return [prefetch]
     servers = list(dict.fromkeys(prefetch.attr("epmap")))
@@ -216,12 +215,7 @@ def _named(block: Block, prefetch: Operator, widths: Mapping[str, Mapping[str, i
                 f"{', '.join(sorted(found)) or 'none'}; a distributed_lookup_table names its table"
             )
         if not block.has_var(found[0]):
-            block.create_var(
-                name=found[0],
-                shape=[-1, widths[servers[0]][found[0]]],
-                dtype="float32",
-                persistable=True,
-            )
+            block.create_var(name=found[0], shape=[-1, widths[servers[0]][found[0]]], dtype="float32", persistable=True)
         asked = block.var_recursive(ids).shape
         made.append(
             block.append_op(
@@ -243,8 +237,9 @@ def _named(block: Block, prefetch: Operator, widths: Mapping[str, Mapping[str, i
 def _pieces(
     op: Operator, table: str, height: int, widths: Mapping[str, Mapping[str, int]]
 ) -> tuple[list[tuple[str, str]], list[int]]:
-    """(server, name there) of each piece of a table, and how many rows each has; none where hashes
-    of ids say which server has a row.
+    """Return (server, name there) of each piece of a table, and the row count of each piece.
+
+    There are no row counts if hashes of ids decide the server of a row.
     """
     servers = list(op.attr("epmap"))
     names, sections = list(op.attr("table_names")), list(op.attr("height_sections"))
@@ -266,7 +261,7 @@ def _pieces(
 
 
 def _holder(name: str, servers: Sequence[str], widths: Mapping[str, Mapping[str, int]]) -> str:
-    """The server that has a table; the first where none has."""
+    """Return the server that has a table; the first if none has."""
     return next((e for e in servers if name in widths[e]), servers[0])
 
 

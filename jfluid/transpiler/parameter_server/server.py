@@ -20,7 +20,7 @@ _VALUES = (VarType.LOD_TENSOR, VarType.SELECTED_ROWS)
 
 
 class ServerVariable(NamedTuple):
-    """What a variable of the original program is on a server.
+    """Counterpart on a server of a variable of the original program.
 
     Attributes:
         piece: its name and shape there, and which rows it has of the whole.
@@ -32,12 +32,12 @@ class ServerVariable(NamedTuple):
 
     @property
     def cut(self) -> bool:
-        """Whether it has some rows only."""
+        """True if the variable has only some rows."""
         return self.of is not None and self.of.label != ""
 
     @property
     def distributed(self) -> bool:
-        """Whether it is a table whose rows are created when they are first looked up."""
+        """True for a table that creates rows at the first look-up."""
         return self.of is not None and self.of.update.distributed
 
 
@@ -68,19 +68,19 @@ def _gradients(placement: Placement) -> set[str]:
 
 
 def _is_temporary(placement: Placement, name: str) -> bool:
-    """Whether the value is made anew in each update of a parameter."""
+    """Return True if each update of a parameter computes the value anew."""
     return any(name in u.own and not u.param.block.var_recursive(name).persistable for u in placement.updates.all)
 
 
 def _own_state(held: UpdatedPiece) -> list[str]:
-    """The parameter and the optimizer's state of it, in the program's order."""
+    """Return the parameter and its optimizer state, in the program's order."""
     block, own = held.update.param.block, held.update.own
     names = [held.update.param.name] + [n for op in held.update.ops for n in op.output_arg_names if n in own]
     return [n for n in dict.fromkeys(names) if block.var_recursive(n).persistable]
 
 
 def _suffix(placement: Placement, held: UpdatedPiece) -> str:
-    """What tells apart the state of several pieces of one parameter on the same server."""
+    """Return the suffix that separates the states of several pieces of one parameter on the same server."""
     mates = [h for h in placement.held[held.update.param.name] if h.piece.server == held.piece.server]
     return held.label if len(mates) > 1 else ""
 
@@ -107,7 +107,7 @@ def build(placement: Placement, endpoint: str, seed: int) -> Program:
 
 
 def _declare(block: Block, placement: Placement, endpoint: str) -> None:
-    """Declare what outlives a round, and the gradients that come."""
+    """Declare persistable variables, and the arriving gradients."""
     origin = placement.updates.all[0].param.block
     for name, found in variables_on(placement, endpoint).items():
         for variable in found:
@@ -130,16 +130,11 @@ def _declare(block: Block, placement: Placement, endpoint: str) -> None:
 
 
 def _schedule(program: Program, placement: Placement) -> int:
-    """The block that computes learning rates, once a round; its position."""
+    """Append the block that computes learning rates, once a round; return its position."""
     block = program.create_block(0)
     for op in placement.updates.schedule:
         if op is placement.counter:
-            block.append_op(
-                "sum",
-                {"X": placement.counts()},
-                {"Out": op.output("Out")},
-                {"op_role": OpRole.LRSched},
-            )
+            block.append_op("sum", {"X": placement.counts()}, {"Out": op.output("Out")}, {"op_role": OpRole.LRSched})
         else:
             copy_op(op, block, {})
     return block.idx
@@ -168,15 +163,12 @@ def _copy_block(source: Block, parent: Block, names: Mapping[str, str]) -> Block
 
 
 def _optimize(program: Program, placement: Placement, held: UpdatedPiece, parent: int) -> Block:
-    """The block that updates one piece."""
+    """Append the block that updates one piece."""
     block = program.create_block(parent)
     if placement.sums:
         trainers = range(placement.trainers)
         block.append_op(
-            "sum",
-            {"X": [placement.sent(held, t) for t in trainers]},
-            {"Out": held.grad},
-            {"op_role": OpRole.Forward},
+            "sum", {"X": [placement.sent(held, t) for t in trainers]}, {"Out": held.grad}, {"op_role": OpRole.Forward}
         )
         block.append_op(
             "scale",
@@ -210,7 +202,7 @@ def backups(placement: Placement, held: UpdatedPiece) -> list[str]:
 
 
 def _compensate(block: Block, placement: Placement, held: UpdatedPiece) -> str:
-    """Correct a late gradient g by g * g * (parameter - what the trainer computed with) (DC-ASGD); its name."""
+    """Correct a late gradient g by g * g * (parameter - the trainer's parameter) (DC-ASGD); return its name."""
     if held.update.sparse:
         raise errors.UnsupportedError(
             f"enable_dc_asgd: the gradient of {held.update.param.name} has sparse rows, for which "
@@ -223,12 +215,7 @@ def _compensate(block: Block, placement: Placement, held: UpdatedPiece) -> str:
     ]
     trainer = block.create_var(name="@TRAINER_ID@", shape=[1], dtype="int64")
     local = block.create_var(name=f"{held.param}.local_bak", shape=shape, dtype=dtype)
-    block.append_op(
-        "ref_by_trainer_id",
-        {"X": kept, "TrainerId": trainer},
-        {"Out": local},
-        {"op_role": OpRole.Forward},
-    )
+    block.append_op("ref_by_trainer_id", {"X": kept, "TrainerId": trainer}, {"Out": local}, {"op_role": OpRole.Forward})
 
     def step(type_: str, x: str, y: str) -> str:
         number = sum(op.type.startswith("elementwise") for b in block.program.blocks for op in b.ops)
@@ -242,11 +229,7 @@ def _compensate(block: Block, placement: Placement, held: UpdatedPiece) -> str:
 
 
 def _listen(
-    block: Block,
-    placement: Placement,
-    endpoint: str,
-    schedule: int,
-    blocks: Mapping[UpdatedPiece, Block],
+    block: Block, placement: Placement, endpoint: str, schedule: int, blocks: Mapping[UpdatedPiece, Block]
 ) -> None:
     trainers = range(placement.trainers if placement.sums else 1)
     config = placement.config

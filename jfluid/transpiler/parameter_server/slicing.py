@@ -5,11 +5,10 @@ from collections.abc import Sequence
 
 
 def slices(shape: Sequence[int], count: int, smallest: int) -> list[tuple[int, tuple[int, ...]]]:
-    """Return (first row, shape) of at most `count` pieces of about equal size, whole rows each, of
-    `smallest` elements at least.
+    """Return (first row, shape) of at most `count` pieces of about equal size, in whole rows.
 
-    A tensor of fewer than two times `smallest` elements stays in one piece. The last piece has what
-    is left.
+    A piece has at least `smallest` elements. A tensor of fewer than two times `smallest` elements stays in one
+    piece. The last piece has what is left.
     """
     elements, row = math.prod(shape), math.prod(shape[1:])
     count = max(1, min(count, elements // smallest))

@@ -1,4 +1,4 @@
-"""Startup programs: servers make the parameters, trainers get them."""
+"""Startup programs: servers make the parameters, and trainers receive the values."""
 
 from jfluid.ir.block import Block
 from jfluid.ir.operator import Operator, OpRole
@@ -18,20 +18,7 @@ def of_trainer(startup: Program, placement: Placement) -> None:
         block.remove_var(name)
     step = placement.counter.attr("step") if placement.counter is not None else 0.0
     _start_counts(block, placement, [step] * placement.trainers)
-    for held in placement.held.values():
-        if not held[0].update.remote:
-            trainer.receive(block, placement, held, None, whole=False)
-    block.append_op(
-        "fetch_barrier",
-        {},
-        {"Out": trainer.control(block)},
-        {
-            "endpoints": placement.endpoints,
-            "trainer_id": placement.trainer_id,
-            "op_role": OpRole.RPC,
-        },
-    )
-    trainer.join(block, placement, OpRole.Forward)
+    trainer.receive_all(block, placement, [h for h in placement.held.values() if not h[0].update.remote])
     for param in remote:
         block.append_op("fake_init", {}, {"Out": param.name}, {"shape": param.shape, "op_role": OpRole.Forward})
     startup.verify("DistributeTranspiler, startup program of a trainer")
@@ -69,7 +56,7 @@ def of_server(startup: Program, server: Program, placement: Placement, endpoint:
 
 
 def _start(ops: list[Operator], counter: Operator) -> float:
-    """The value that the startup program gives to a count."""
+    """Return the value that the startup program gives to a count."""
     return next(float(op.attr("value")) for op in ops if set(op.output_arg_names) & set(counter.output("Out")))
 
 
@@ -80,18 +67,12 @@ def _start_counts(block: Block, placement: Placement, values: list[float]) -> No
             "fill_constant",
             {},
             {"Out": var},
-            {
-                "shape": [1],
-                "dtype": int(var.dtype),
-                "value": value,
-                "force_cpu": True,
-                "op_role": OpRole.Forward,
-            },
+            {"shape": [1], "dtype": int(var.dtype), "value": value, "force_cpu": True, "op_role": OpRole.Forward},
         )
 
 
 def _needed(ops: list[Operator], names: set[str]) -> set[int]:
-    """The operators (by id) that make `names`."""
+    """Return the operators (by id) that make `names`."""
     wanted, found = set(names), set()
     for op in reversed(ops):
         if wanted & set(op.output_arg_names):
@@ -124,7 +105,7 @@ def _declare(block: Block, op: Operator, source: Block) -> None:
 
 
 def _fills(op: Operator) -> bool:
-    """Whether an initializer can make any shape: it has a shape, and neither inputs nor the values themselves."""
+    """Return True if an initializer can make any shape: it has a shape, and neither inputs nor explicit values."""
     return "shape" in op.attrs and not op.input_arg_names and not any(a.endswith("_values") for a in op.attrs)
 
 

@@ -1,6 +1,6 @@
 """The trainers' program: it sends gradients and receives parameters; servers do the updates."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import groupby
 
 from jfluid.ir.block import Block
@@ -24,7 +24,7 @@ def rewrite(program: Program, placement: Placement) -> None:
 
 
 def control(block: Block) -> Variable:
-    """Return a variable without a value: it tells that one operator waits for another."""
+    """Return a variable without a value, which orders two operators."""
     number = sum(name.startswith(CONTROL) for name in block.vars)
     return block.create_var(name=f"{CONTROL}{number}")
 
@@ -36,7 +36,7 @@ def state(updates: Updates) -> set[str]:
 
 
 def drop_updates(program: Program, updates: Updates) -> None:
-    """Take away the operators that the servers run, and what only they name."""
+    """Remove the operators that the servers run, and variables that no other operator names."""
     block = program.global_block()
     moved = {id(op) for op in updates.moved}
     block.ops = [op for op in block.ops if id(op) not in moved]
@@ -67,15 +67,12 @@ def _at_once(block: Block, look_ups: list[Operator]) -> Iterator[list[Operator]]
     ids = {n for op in look_ups for n in op.input("Ids")}
     rows = {n for op in look_ups for n in op.output("Out")}
     known = _last_writer(block, ids)
-    used = min(
-        (i for i, op in enumerate(block.ops) if rows & set(op.input_arg_names)),
-        default=len(block.ops),
-    )
+    used = min((i for i, op in enumerate(block.ops) if rows & set(op.input_arg_names)), default=len(block.ops))
     yield from [look_ups] if known < used else [[op] for op in look_ups]
 
 
 def _last_writer(block: Block, names: set[str]) -> int:
-    """The position of the last operator that writes one of `names`; -1 when none does."""
+    """Return the position of the last operator that writes any of `names`; -1 when none does."""
     return max((i for i, op in enumerate(block.ops) if names & set(op.output_arg_names)), default=-1)
 
 
@@ -112,7 +109,7 @@ def _answer(
 
 
 def _sections(held: Sequence[UpdatedPiece]) -> list[int]:
-    """How many rows each piece has; none of a distributed table, whose rows go by their ids."""
+    """Return the number of rows of each piece; none for a distributed table with rows by id."""
     return [] if held[0].update.distributed else [h.piece.rows for h in held]
 
 
@@ -130,11 +127,7 @@ def send_gradients(program: Program, placement: Placement) -> dict[str, Variable
 
 def _send(block: Block, placement: Placement, held: Sequence[UpdatedPiece], done: Variable) -> None:
     update, names = held[0].update, [placement.sent(h, placement.trainer_id) for h in held]
-    attrs = {
-        "epmap": placement.endpoints_of(held),
-        "trainer_id": placement.trainer_id,
-        "op_role": OpRole.RPC,
-    }
+    attrs = {"epmap": placement.endpoints_of(held), "trainer_id": placement.trainer_id, "op_role": OpRole.RPC}
     given = [update.grad.name]
     if placement.config.runtime_split_send_recv:
         attrs |= {"sections": _sections(held), "send_varnames": names}
@@ -201,18 +194,11 @@ def receive_parameters(program: Program, placement: Placement, sent: dict[str, V
     block = program.global_block()
     config = placement.config
     after = dict(sent)
-    common = {
-        "endpoints": placement.endpoints,
-        "trainer_id": placement.trainer_id,
-        "op_role": OpRole.RPC,
-    }
+    common = {"endpoints": placement.endpoints, "trainer_id": placement.trainer_id, "op_role": OpRole.RPC}
     if placement.sync or (config.half_async and config.runtime_split_send_recv):
         barrier = control(block)
         block.append_op(
-            "send_barrier",
-            {"X": list(sent.values())},
-            {"Out": barrier},
-            {**common, "half_async": not placement.sync},
+            "send_barrier", {"X": list(sent.values())}, {"Out": barrier}, {**common, "half_async": not placement.sync}
         )
         if placement.sync:
             after = dict.fromkeys(after, barrier)
@@ -230,11 +216,7 @@ def receive_parameters(program: Program, placement: Placement, sent: dict[str, V
 
 
 def receive(
-    block: Block,
-    placement: Placement,
-    held: Sequence[UpdatedPiece],
-    after: Variable | None,
-    whole: bool,
+    block: Block, placement: Placement, held: Sequence[UpdatedPiece], after: Variable | None, whole: bool
 ) -> list[str]:
     """Get one parameter, `whole` or in its pieces; the names that are written."""
     param, names = held[0].update.param, [h.param for h in held]
@@ -257,15 +239,19 @@ def receive(
     return written
 
 
+def receive_all(block: Block, placement: Placement, parameters: Iterable[Sequence[UpdatedPiece]]) -> None:
+    """Receive the initial values of parameters, wait for all, and join the pieces."""
+    for held in parameters:
+        receive(block, placement, held, None, whole=False)
+    attributes = {"endpoints": placement.endpoints, "trainer_id": placement.trainer_id, "op_role": OpRole.RPC}
+    block.append_op("fetch_barrier", {}, {"Out": control(block)}, attributes)
+    join(block, placement, OpRole.Forward)
+
+
 def join(block: Block, placement: Placement, role: int) -> None:
     """Put the pieces of each parameter that was received in pieces together."""
     for name, held in placement.held.items():
         # a distributed table: servers have rows of it under its own name
         whole = held[0].param == name
         if block.find_var_recursive(held[0].param) is not None and len(held) > 1 and not whole:
-            block.append_op(
-                "concat",
-                {"X": [h.param for h in held]},
-                {"Out": name},
-                {"axis": 0, "op_role": role},
-            )
+            block.append_op("concat", {"X": [h.param for h in held]}, {"Out": name}, {"axis": 0, "op_role": role})

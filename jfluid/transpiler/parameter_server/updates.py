@@ -1,4 +1,4 @@
-"""What of a program updates its parameters: the operators that move to the servers."""
+"""Parameter updates of a program: the operators that move to the servers."""
 
 from collections import Counter
 from collections.abc import Iterable
@@ -16,7 +16,7 @@ LOOK_UPS = ("lookup_table", "lookup_table_v2")
 
 @dataclass(eq=False)
 class Update:
-    """How one parameter is updated.
+    """Update of one parameter.
 
     Attributes:
         param: the parameter.
@@ -34,22 +34,22 @@ class Update:
 
     @property
     def sparse(self) -> bool:
-        """Whether the gradient has sparse rows."""
+        """True if the gradient has sparse rows."""
         return self.grad.type == VarType.SELECTED_ROWS
 
     @property
     def remote(self) -> bool:
-        """Whether trainers look rows up at the servers, and never hold the parameter."""
+        """True if trainers look rows up at the servers, and never hold the parameter."""
         return bool(self.look_ups)
 
     @property
     def distributed(self) -> bool:
-        """Whether every server holds the rows whose ids fall to it, instead of a stretch of the table."""
+        """True if servers hold rows by the hash of the id, instead of a stretch of the table."""
         return self.remote and any(op.attr("is_distributed") for op in self.look_ups)
 
     @property
     def whole_only(self) -> bool:
-        """Whether the update depends on the whole parameter, so that it stays in one piece."""
+        """True if the update depends on the whole parameter, so that it stays in one piece."""
         return any(schema.current().needs_whole(op.type) for op in self.ops)
 
     @property
@@ -60,7 +60,7 @@ class Update:
 
 @dataclass
 class Updates:
-    """All updates of a program, and the schedule that they share.
+    """All updates of a program, and their common schedule.
 
     Attributes:
         all: one for each parameter, in the program's order.
@@ -110,7 +110,7 @@ def read_updates(block: Block) -> Updates:
 
 
 def _parameter_of(op: Operator, block: Block) -> str:
-    """The parameter that an operator updates or helps to update."""
+    """Return the parameter that an operator updates or helps to update."""
     names = op.input("Param") or list(op.attrs.get("op_role_var", ()))[:1]
     if not names or not isinstance(block.vars.get(names[0]), Parameter):
         raise errors.UnsupportedError(
@@ -119,14 +119,14 @@ def _parameter_of(op: Operator, block: Block) -> str:
         )
     if op.sub_blocks():
         raise errors.UnsupportedError(
-            f"DistributeTranspiler: operator {op.type}, of the update of {names[0]}, has a block of "
-            "its own; updates of that kind run in one process only"
+            f"DistributeTranspiler: operator {op.type}, of the update of {names[0]}, has a block; "
+            "such updates run in one process only"
         )
     return names[0]
 
 
 def _producers(ops: list[Operator]) -> list[set[int]]:
-    """For each operator, the positions of those whose outputs it reads."""
+    """Return, for each operator, the positions of the operators that write its inputs."""
     last: dict[str, int] = {}
     found = []
     for i, op in enumerate(ops):
@@ -147,7 +147,7 @@ def _with_producers(start: Iterable[int], producers: list[set[int]]) -> set[int]
 
 
 def _shared(optimizing: list[Operator]) -> list[Operator]:
-    """Operators that several parameters' updates need, those that read their results, and all before these."""
+    """Return operators that several parameters' updates need, operators that read the results, and all before both."""
     producers = _producers(optimizing)
     uses = Counter(
         i for j, op in enumerate(optimizing) if op.input("Param") for i in _with_producers(producers[j], producers)
@@ -159,14 +159,14 @@ def _shared(optimizing: list[Operator]) -> list[Operator]:
         if optimizing[i].input("Param"):
             raise errors.UnsupportedError(
                 f"DistributeTranspiler: the update of {optimizing[i].input('Param')[0]} "
-                f"({optimizing[i].type}) reads what is computed from several parameters' updates; "
-                "no server has all of them"
+                f"({optimizing[i].type}) reads a result of several parameters' updates, and "
+                "no server has all of these"
             )
     return [op for i, op in enumerate(optimizing) if i in kept]
 
 
 def _update(block: Block, name: str, ops: list[Operator], kept: list[Operator]) -> Update:
-    """The update by `ops`; what trainers send is the one value that they compute and `ops` read."""
+    """Return the update by `ops`; trainers send the one value that `ops` read from their computation."""
     mine, sent = set(), []
     on_trainers = {n for op in block.ops if _role(op) & OpRole.Backward for n in op.output_arg_names}
     on_trainers.update(n for op in kept for n in op.output_arg_names)
@@ -182,7 +182,7 @@ def _update(block: Block, name: str, ops: list[Operator], kept: list[Operator]) 
 
 
 def _look_ups(block: Block, update: Update, schedule: list[Operator]) -> list[Operator]:
-    """The parameter's look-ups, if rows of it are all that trainers need."""
+    """Return the parameter's look-ups, if trainers need nothing but rows of the parameter."""
     name = update.param.name
     if not update.sparse:
         return []

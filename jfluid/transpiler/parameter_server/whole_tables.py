@@ -1,6 +1,4 @@
-"""Distributed tables that have to be whole: rows that are spread over servers, or made when they
-are first used, do not go with every update, strategy and initializer.
-"""
+"""Distributed tables that must stay whole, because an update, strategy or initializer needs all rows."""
 
 import warnings
 from collections.abc import Sequence
@@ -14,22 +12,14 @@ from jfluid.transpiler.parameter_server.placement import table_options
 from jfluid.transpiler.parameter_server.updates import LOOK_UPS, Update, read_updates
 
 # What a server draws a row by when it is first used.
-ROW_INITIALIZERS = (
-    "fill_constant",
-    "gaussian_random",
-    "truncated_gaussian_random",
-    "uniform_random",
-)
+ROW_INITIALIZERS = ("fill_constant", "gaussian_random", "truncated_gaussian_random", "uniform_random")
 LARGEST = 64 << 30  # bytes of a table that one process may be asked to hold
 
 
-def keep_whole(
-    programs: Sequence[Program],
-    startup: Program,
-    config: DistributeTranspilerConfig,
-) -> None:
-    """Make parameters with sparse gradients of distributed tables that have to be whole, with a
-    warning: their look-ups lose the attribute is_distributed.
+def keep_whole(programs: Sequence[Program], startup: Program, config: DistributeTranspilerConfig) -> None:
+    """Turn distributed tables that must stay whole into parameters with sparse gradients, with a warning.
+
+    Their look-ups lose the attribute is_distributed.
 
     Args:
         programs: copies of one program, with look-ups and updates.

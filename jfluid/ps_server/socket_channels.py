@@ -16,7 +16,6 @@ and statuses are those of who has the secret; messages are neither hidden nor se
 import hashlib
 import hmac
 import logging
-import os
 import select
 import socket
 import struct
@@ -29,12 +28,11 @@ import grpc
 import numpy as np
 
 from jfluid import errors
-from jfluid.ps_server.cancellation import Alive
-from jfluid.ps_server.pipe_calls import STATUS, CallError
+from jfluid.ps_server.served_channels import Answering, Received, ServedChannel, ServedChannels
+from jfluid.ps_server.transport import MOST, STATUS, CallError, FastChannel, FastTransport, lost
 from jfluid.security import sockets
 
 METHODS = ("Pull", "Push", "Exchange")
-MOST = 4  # streams of one client, and so its concurrent calls through them
 _PURPOSE = "parameter server's streams"
 _MAC_SIZE = 32
 _HEAD = struct.Struct("<IQ")  # the number of a method or of a status, and the bytes that follow
@@ -48,10 +46,7 @@ logger = logging.getLogger(__name__)
 
 
 class _Stream:
-    """One side of a stream.
-
-    Calls are answered in turn: one may be posted while the server is at another.
-    """
+    """Side of a stream: calls and answers by turns."""
 
     def __init__(self, connection: sockets.Connection, largest: int):
         self.socket, self._key = connection.stream, connection.key
@@ -77,7 +72,7 @@ class _Stream:
         return head + hashlib.blake2b(message, key=self._key, digest_size=_MAC_SIZE).digest()
 
     def _send(self, kind: bytes, code: int, parts: Sequence[Any]) -> None:
-        """Raises OSError when the other side has gone."""
+        """Send a message. Raises OSError when the other side has gone."""
         head = self._head(kind, self._sent, code, sum(map(len, parts)))
         self._sent += 1
         left: list[memoryview] = [memoryview(part) for part in (head, *parts)]
@@ -89,7 +84,7 @@ class _Stream:
                 left[0] = left[0][sent:]
 
     def _receive_head(self, kind: bytes) -> tuple[int, int]:
-        """(number of the method or status, bytes that follow).
+        """Return (number of the method or status, bytes that follow).
 
         Raises OSError, also for a head that is not the other side's.
         """
@@ -110,41 +105,31 @@ class _Stream:
             view = view[count:]
 
     def shut(self) -> None:
-        """Let who waits for the other side wait no longer."""
         try:
             self.socket.shutdown(socket.SHUT_RDWR)
         except OSError:  # the other side has
             pass
 
+    def close(self) -> None:
+        self.socket.close()
+
 
 # ---- of a client ----
 
 
-class CallStream(_Stream):
-    """A client's side of a stream. `post` and then `answer` are one call."""
-
-    @property
-    def idle(self) -> bool:
-        """Whether all that was posted has an answer."""
-        return self._sent == self._received
+class CallStream(_Stream, FastChannel):
+    """A client's side of a stream."""
 
     def fits(self, size: int) -> bool:
-        """Return whether a request of so many bytes may be posted."""
         return size <= self._largest
 
-    def post(self, method: str, parts: Sequence[Any], reply_at: int = 0) -> None:
-        """Send a request; its reply comes behind the others. Raises CallError where the server has gone."""
+    def post(self, method: str, parts: Sequence[Any]) -> None:
         try:
             self._send(b"C", METHODS.index(method), parts)
         except OSError as error:
-            raise _lost(error) from None
+            raise _gone(error) from None
 
     def answer(self, timeout_s: float | None, closed: Callable[[], bool] = lambda: False) -> memoryview:
-        """Return the reply to the first request without an answer.
-
-        Raises CallError where the server refuses, has gone, or does not begin to answer in time;
-        ValueError, as gRPC does, when the client is `closed` meanwhile.
-        """
         end = None if timeout_s is None else time.monotonic() + timeout_s
         while True:
             left_s = _LOOK_S if end is None else min(end - time.monotonic(), _LOOK_S)
@@ -161,86 +146,43 @@ class CallStream(_Stream):
         except OSError as error:
             if closed():
                 raise ValueError("the client was closed") from None
-            raise _lost(error) from None
+            raise _gone(error) from None
         if code:
             raise CallError(STATUS[code], bytes(data).decode(errors="replace"), told=True)
         return data.toreadonly()
 
 
-class CallStreams:
-    """The streams from one client to one server. Safe for threads.
+class CallStreams(FastTransport[CallStream]):
+    """Transport to a server on a different host through sockets.
 
     Args:
         port_of: asks the server for the port of streams; 0 where it has none, None without an answer.
         host: of the server.
         largest: bytes of a message.
-        wanted: False makes none.
+        wanted: False disables streams.
     """
 
-    def __init__(
-        self,
-        port_of: Callable[[], int | None],
-        host: str,
-        secret: str,
-        largest: int,
-        wanted: bool = True,
-    ):
+    def __init__(self, port_of: Callable[[], int | None], host: str, secret: str, largest: int, wanted: bool = True):
+        super().__init__(wanted)
         self._port_of, self._host, self._secret, self._largest = port_of, host, secret, largest
-        self._lock = threading.Lock()
-        self._free: list[CallStream] = []
-        self._taken: set[CallStream] = set()
-        self._connecting, self._closed = False, not wanted
-        self._possible, self._not_before_s, self._life = True, 0.0, 0
+        self._wanted, self._connecting = wanted, False
+        self._not_before_s, self._life = 0.0, 0
 
-    def take(self) -> CallStream | None:
-        """Return a stream for a call; None where there is none, which another thread may then make.
-
-        `give` it back after the call; if the call had no answer `drop` it.
-        """
+    def _make(self, size: int) -> CallStream | None:
+        """Connect in a separate thread: a network that drops packets to this port must not delay the call."""
         with self._lock:
-            if self._free:
-                stream = self._free.pop()
-                self._taken.add(stream)
-                return stream
-            if (
-                self._connecting
-                or self._closed
-                or not self._possible
-                or len(self._taken) >= MOST
-                or time.monotonic() < self._not_before_s
-            ):
+            full = len(self._free) + len(self._taken) >= MOST
+            if full or self._connecting or time.monotonic() < self._not_before_s:
                 return None
             self._connecting = True
-        # a network that drops what comes to this port must not delay the call
         threading.Thread(target=self._connect, name="jfluid-ps-connect", daemon=True).start()
         return None
 
-    def give(self, stream: CallStream) -> None:
-        with self._lock:
-            if stream in self._taken:  # otherwise the server has restarted
-                self._taken.remove(stream)
-                self._free.append(stream)
-
-    def drop(self, stream: CallStream) -> None:
-        with self._lock:
-            self._taken.discard(stream)
-        stream.socket.close()
-
     def forget(self) -> None:
-        """Forget all streams: the server has restarted, and listens at another port."""
+        """Forget all streams: the restarted server listens at a different port."""
         with self._lock:
-            free, self._free, taken, self._taken = self._free, [], self._taken, set()
-            self._possible, self._not_before_s, self._life = True, 0.0, self._life + 1
-        for stream in taken:
-            stream.shut()
-        for stream in free:
-            stream.socket.close()
-
-    def close(self) -> None:
-        """Close all streams; calls under way end."""
-        self.forget()
-        with self._lock:
-            self._closed = True
+            self.possible, self._not_before_s, self._life = self._wanted, 0.0, self._life + 1
+        super().forget()
 
     def _connect(self) -> None:
         life, stream, port, possible = self._life, None, None, True
@@ -257,7 +199,7 @@ class CallStreams:
         with self._lock:
             self._connecting = False
             if life == self._life and not self._closed:
-                self._possible = possible
+                self.possible = possible
                 if stream is not None:
                     self._free.append(stream)
                     return
@@ -269,24 +211,15 @@ class CallStreams:
 # ---- of a server ----
 
 
-# What answers a request: (method, request, whether the caller is there) to a status of gRPC, and the
-# answer, in pieces, or the reason for a refusal.
-Answering = Callable[[str, memoryview, Alive], tuple[grpc.StatusCode, Sequence[Any]]]
-
-
-class _Served(_Stream):
-    """A server's side of a stream, to be used by one thread."""
+class _Served(_Stream, ServedChannel):
+    """A server's side of a stream."""
 
     def __init__(self, connection: sockets.Connection, largest: int, stopping: int):
         super().__init__(connection, largest)
         self._arrived.register(stopping, 0)
         self._memory = np.empty(0, np.uint8)
 
-    def receive(self) -> tuple[str, memoryview] | None:
-        """Return the next call, whose request stays until the one after; None when the server stops.
-
-        Raises OSError when the caller has gone.
-        """
+    def receive(self) -> Received | None:
         if any(file != self.socket.fileno() for file, _ in self._arrived.poll()):
             return None
         code, size = self._receive_head(b"C")
@@ -296,21 +229,19 @@ class _Served(_Stream):
             self._memory = np.empty(1 << (size - 1).bit_length(), np.uint8)
         request = self._memory.data[:size]
         self._fill(request)
-        return METHODS[code], request.toreadonly()
+        return METHODS[code], size, request.toreadonly
 
     def answer(self, code: grpc.StatusCode, parts: Sequence[Any]) -> None:
-        """Answer a call. Raises OSError when the caller has gone."""
         self._send(b"S", code.value[0], parts)
 
     def there(self) -> bool:
-        """Return whether the caller has its side still."""
         gone = select.poll()
         gone.register(self.socket, getattr(select, "POLLRDHUP", 0))  # Linux's; elsewhere a hang-up
         return not gone.poll(0)
 
 
-class ServedStreams:
-    """The streams of a server, and a thread for each that waits for calls. Safe for threads.
+class ServedStreams(ServedChannels[_Served]):
+    """The streams of a server. Safe for threads.
 
     Attributes:
         port: where it listens; 0 for nowhere.
@@ -318,15 +249,11 @@ class ServedStreams:
     """
 
     def __init__(self, largest: int, answering: Answering):
-        self._largest, self._answering = largest, answering
+        super().__init__(answering, "jfluid-ps-stream")
+        self._largest = largest
         self.port = self.beside = 0
-        self._lock = threading.Lock()
-        self._threads: dict[_Served, threading.Thread] = {}
         self._listener: sockets.Listener | None = None
         self._accepting: threading.Thread | None = None
-        # The first hangs up when the second is closed.
-        self._stopping: tuple[int, int] | None = None
-        self._stopped = self._ended = False
 
     def listen(self, host: str, secret: str, beside: int) -> None:
         """Take connections from now on, at a free port; at none where the host has no such address."""
@@ -336,32 +263,20 @@ class ServedStreams:
             logger.warning("%s: no port for large messages, which go through gRPC: %s", host, error)
             return
         self._listener = sockets.Listener(stream, secret, _PURPOSE, self._largest, _CONNECT_S)
-        self._stopping = os.pipe()
-        self._listener.return_when(self._stopping[0])
+        with self._lock:
+            self._listener.return_when(self._hang_up())
         self.port, self.beside = self._listener.port, beside
         self._accepting = threading.Thread(target=self._accept, name="jfluid-ps-streams", daemon=True)
         self._accepting.start()
 
-    def stop(self) -> None:
-        """Take no more calls."""
-        with self._lock:
-            if self._stopping is not None and not self._stopped:
-                os.close(self._stopping[1])
-            self._stopped = True
-
     def end(self, grace_s: float) -> None:
-        """After `stop`: wait for the calls under way, for so many seconds; then nobody waits for their answers."""
-        end = time.monotonic() + grace_s
-        with self._lock:
-            threads = dict(self._threads)
         accepting = self._accepting
         if accepting is not None:
             accepting.join()
-        for thread in threads.values():
-            thread.join(max(end - time.monotonic(), 0.0))
-        self._ended = True
-        for stream in threads:
-            stream.shut()
+        super().end(grace_s)
+
+    def _busy(self) -> bool:
+        return self._accepting is not None or super()._busy()
 
     def _accept(self) -> None:
         assert self._listener is not None  # it was made before this thread
@@ -371,49 +286,20 @@ class ServedStreams:
                     self._begin(connection)
         with self._lock:
             self._accepting = None
-            self._forget_stopping()
+            self._release()
 
     def _begin(self, connection: sockets.Connection) -> None:
         with self._lock:
-            if self._stopped or self._stopping is None or len(self._threads) >= _MOST_SERVED:
+            if self._stopped or len(self._threads) >= _MOST_SERVED:
                 connection.close()
                 return
             try:
-                stream = _Served(connection, self._largest, self._stopping[0])
-                thread = threading.Thread(target=self._serve, args=[stream], name="jfluid-ps-stream", daemon=True)
-                thread.start()
-                self._threads[stream] = thread  # before it ends: it takes the lock for that
+                self._start(_Served(connection, self._largest, self._hang_up()))
             # it has disconnected; or there is no memory for another thread
             except (OSError, RuntimeError) as error:
-                logger.warning("a stream could not be served: %s", error)
+                logger.warning("cannot serve a stream: %s", error)
                 connection.close()
 
-    def _serve(self, stream: _Served) -> None:
-        """Answer calls until the caller ends, or the server stops."""
 
-        def alive() -> bool:
-            return stream.there() and not self._ended
-
-        try:
-            while (call := stream.receive()) is not None:
-                answer = self._answering(*call, alive)
-                if self._ended:  # the call is made again, of the server that comes after this one
-                    break
-                stream.answer(*answer)
-        except (OSError, MemoryError):  # the caller has ended, or a call needs more than there is
-            pass
-        finally:
-            stream.socket.close()
-            with self._lock:
-                self._threads.pop(stream, None)
-                self._forget_stopping()
-
-    def _forget_stopping(self) -> None:
-        """Close what hung up, when no thread looks at it any more."""
-        if self._stopped and not self._threads and self._accepting is None and self._stopping is not None:
-            os.close(self._stopping[0])
-            self._stopping = None
-
-
-def _lost(error: OSError) -> CallError:
-    return CallError(grpc.StatusCode.UNAVAILABLE, f"the server, or its stream, is gone: {error}")
+def _gone(error: OSError) -> CallError:
+    return lost(f"the server, or its stream, is gone: {error}")

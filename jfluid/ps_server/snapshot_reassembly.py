@@ -1,7 +1,6 @@
-"""The variables of a program, joined from what the servers that wrote a snapshot had of them.
+"""Variables of a program, reassembled from the pieces in the snapshots of all servers.
 
-What a piece was of its variable stands in the manifest of the server that held it. Only the rows
-that are asked for are joined.
+The manifest of a server describes its pieces of each variable. Only the rows that are asked for are joined.
 """
 
 from collections.abc import Mapping, Sequence
@@ -22,17 +21,17 @@ Array = np.ndarray[Any, Any]
 _DESCRIBED = TypeAdapter(list[tuple[str, str, tuple[Annotated[int, Field(ge=0, lt=2**48)], ...]]])
 
 
-class RecutBlock(SavedBlock, Protocol):
+class ReshardedBlock(SavedBlock, Protocol):
     """A block of variables of a program, which other servers had in other pieces."""
 
-    def recut(self, wholes: "Wholes") -> dict[str, Any]:
-        """Return the state that a snapshot of as many servers as there are now would have."""
+    def reshard(self, reassembly: "SnapshotReassembly") -> dict[str, Any]:
+        """Return the block's state as a snapshot by the current number of servers would hold it."""
         ...
 
 
 @dataclass(frozen=True)
 class HeldPiece:
-    """What one server had of a variable: an array in a file, or a table."""
+    """Piece of a variable that one server had: an array in a file, or a table."""
 
     piece: PiecePart
     file: File
@@ -41,7 +40,7 @@ class HeldPiece:
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """Of the piece."""
+        """Shape of the piece."""
         return self.piece.shape if self.piece.first is None else (self.rows, *self.piece.shape[1:])
 
     @property
@@ -53,7 +52,7 @@ class HeldPiece:
         return self.piece.rows if self.piece.rows is not None else (*self.piece.shape, 1)[0]
 
 
-class Wholes:
+class SnapshotReassembly:
     """The variables of a snapshot, whichever pieces its servers held.
 
     Attributes:
@@ -129,7 +128,7 @@ class Wholes:
         return np.concatenate(parts)
 
     def forget(self) -> None:
-        """Let go of the files that were read: another parameter's are needed next."""
+        """Release the files of a parameter before the next one is read."""
         self._files.clear()
 
     def _value(self, held: HeldPiece) -> Array:
@@ -142,7 +141,7 @@ class Wholes:
 
 
 def in_order(folder: Path, wanted: PiecePart, found: Sequence[HeldPiece]) -> list[HeldPiece]:
-    """Return what makes up a variable, in the order of rows: pieces, or one of several copies.
+    """Return the pieces of a variable in the order of rows, or the first of several copies.
 
     Raises DamagedError where rows are missing, or there twice.
     """

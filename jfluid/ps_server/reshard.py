@@ -1,6 +1,6 @@
-"""Snapshots of a program's servers for another number of them: the pieces of each variable are joined, and cut anew.
+"""Resharding of snapshots: the pieces of each variable are joined, and divided for a new number of servers.
 
-What the pieces were of stands in the manifests; what they are here the store says (`Store.pieces`).
+Manifests describe the pieces in a snapshot; the store describes the pieces here (`Store.pieces`).
 Rows of tables travel from file to table.
 """
 
@@ -16,17 +16,15 @@ from jfluid.ps_server.dense import SavedBlock
 from jfluid.ps_server.errors import DamagedError
 from jfluid.ps_server.manifest import Manifest, PiecePart, TablePart
 from jfluid.ps_server.snapshot_files import read_clock, read_rows
+from jfluid.ps_server.snapshot_reassembly import HeldPiece, SnapshotReassembly, in_order
 from jfluid.ps_server.store import Store
 from jfluid.ps_server.table import SparseTable
-from jfluid.ps_server.wholes import HeldPiece, Wholes, in_order
 
 Array = np.ndarray[Any, Any]
 
 
 def other_pieces(store: Store, manifest: Manifest) -> set[str]:
-    """Return the variables of which the server that wrote a manifest had other pieces; none where
-    one of both sides does not tell.
-    """
+    """Return the variables with other pieces in a manifest than here; none if a side does not describe its pieces."""
     here, there = store.pieces(), manifest.pieces
     if here is None or there is None:
         return set()
@@ -35,20 +33,19 @@ def other_pieces(store: Store, manifest: Manifest) -> set[str]:
 
 
 def told(store: Store, manifests: Sequence[Manifest]) -> bool:
-    """Return whether the snapshot and the store say what their pieces are of."""
+    """Return True if the snapshot and the store describe their pieces."""
     return store.pieces() is not None and all(m.pieces is not None for m in manifests)
 
 
 def read(
     store: Store, folder: Path, manifests: Sequence[Manifest]
 ) -> tuple[list[tuple[SavedBlock, dict[str, Any]]], dict[str, SparseTable]]:
-    """Return the store's blocks with the states that they take over, and its tables of consecutive
-    rows, with their rows.
+    """Return the store's blocks with their new states, and its tables of consecutive rows, with the rows.
 
     Raises DamagedError where rows are not in the snapshot once each, or where its servers
     contradict each other, ServerError for variables of another program.
     """
-    wholes = Wholes(folder, manifests)
+    reassembly = SnapshotReassembly(folder, manifests)
     known = store.variables()
     for manifest in manifests:
         for piece in (manifest.pieces or {}).values():
@@ -57,11 +54,11 @@ def read(
                     f"{folder / manifest.stem}.json: variable {piece.variable}: this program has none of that name"
                 )
     blocks: list[tuple[SavedBlock, dict[str, Any]]] = []
-    for block in store.recut_blocks():
-        state = block.recut(wholes)
+    for block in store.resharded_blocks():
+        state = block.reshard(reassembly)
         block.check(state)
         blocks.append((block, state))
-        wholes.forget()
+        reassembly.forget()
     return blocks, _tables(store, folder, manifests)
 
 
@@ -91,12 +88,9 @@ def _table(
     expected = _named_whole(spec, pieces)
     for held, part, manifest in found:
         there = _named_whole(part.spec.bounded_as(spec), manifest.pieces or {})
-        if (held.piece.shape, there.model_copy(update={"shards": spec.shards})) != (
-            want.shape,
-            expected,
-        ):
+        if (held.piece.shape, there.model_copy(update={"shards": spec.shards})) != (want.shape, expected):
             raise errors.ServerError(
-                f"{folder / held.file.name}: table {want.variable}: the snapshot holds another table: "
+                f"{folder / held.file.name}: table {want.variable}: the snapshot holds a different table: "
                 f"expected {list(want.shape)} {expected!r}, found {list(held.piece.shape)} {there!r}"
             )
     in_order(folder, want, [held for held, _, _ in found])
@@ -130,7 +124,7 @@ def _table(
 
 
 def _named_whole(spec: specs.TableSpec, pieces: Mapping[str, PiecePart]) -> specs.TableSpec:
-    """A spec with the names that the variables have in the program before it was divided."""
+    """Return a spec with the names of the variables in the undivided program."""
 
     def whole(name: str) -> str:
         return pieces[name].variable if name in pieces else name

@@ -10,10 +10,11 @@ import numpy as np
 import pytest
 
 from jfluid import errors
-from jfluid.ps_server import specs, stream_calls
+from jfluid.ps_server import socket_channels, specs
 from jfluid.ps_server.errors import JobFailedError
-from jfluid.ps_server.pipe_calls import CallError
-from jfluid.ps_server.stream_calls import CallStream, CallStreams, ServedStreams
+from jfluid.ps_server.grpc_transport import GrpcTransport
+from jfluid.ps_server.socket_channels import CallStream, CallStreams, ServedStreams
+from jfluid.ps_server.transport import MOST, CallError
 from jfluid.security import sockets
 from tests.faults.relay import Network
 from tests.ps_server.job import TOKEN
@@ -41,7 +42,8 @@ def served():
     """Streams that answer with what they are asked, joined to it the method."""
     asked = []
 
-    def answer(method, request, alive):
+    def answer(method, size, read, alive):
+        request = read()
         asked.append((method, bytes(request), alive))
         if bytes(request) == b"wait":
             until(lambda: not alive())
@@ -60,12 +62,12 @@ def served():
 
 def connected(served, token=TOKEN):
     address = "127.0.0.1", served.port
-    return CallStream(sockets.connect(address, token, stream_calls._PURPOSE, LARGEST, 60), LARGEST)
+    return CallStream(sockets.connect(address, token, socket_channels._PURPOSE, LARGEST, 60), LARGEST)
 
 
 def test_calls_one_after_the_other(served):
     stream, many = connected(served), [b"%d," % i for i in range(3000)]
-    for method in stream_calls.METHODS:
+    for method in socket_channels.METHODS:
         stream.post(method, many)
         assert stream.answer(60) == method.encode() + b"".join(many) * 3
     stream.post("Pull", [b"refuse"])
@@ -142,20 +144,20 @@ def test_who_waits_learns_that_the_server_or_the_client_ends(served):
 def test_a_client_has_few_streams_and_gives_them_up(served):
     streams = CallStreams(lambda: served.port, "127.0.0.1", TOKEN, LARGEST)
     taken = []
-    for _ in range(stream_calls.MOST):
-        assert streams.take() is None  # another thread connects
+    for _ in range(MOST):
+        assert streams.take(10) is None  # another thread connects
         until(lambda: streams._free)
-        taken.append(streams.take())
-    assert streams.take() is None and not streams._connecting
+        taken.append(streams.take(10))
+    assert streams.take(10) is None and not streams._connecting
     streams.give(taken[0])
-    assert streams.take() is taken[0]
+    assert streams.take(10) is taken[0]
     streams.give(taken[0])
     streams.forget()
     streams.give(taken[1])
     assert not streams._free
     until(lambda: not served._threads)
     streams.close()
-    assert streams.take() is None and not streams._connecting
+    assert streams.take(10) is None and not streams._connecting
     for stream in taken:
         stream.socket.close()
 
@@ -171,15 +173,15 @@ def test_without_a_port_there_are_no_streams(port, monkeypatch):
         return nobody if port == "nobody" else port
 
     streams = CallStreams(port_of, "127.0.0.1", TOKEN, LARGEST)
-    assert streams.take() is None
+    assert streams.take(10) is None
     until(lambda: not streams._connecting)
-    assert streams.take() is None and len(asked) == 1
-    monkeypatch.setattr(stream_calls, "_AGAIN_S", 0.0)
+    assert streams.take(10) is None and len(asked) == 1
+    monkeypatch.setattr(socket_channels, "_AGAIN_S", 0.0)
     streams._not_before_s = 0.0
-    assert streams.take() is None
+    assert streams.take(10) is None
     until(lambda: not streams._connecting)
     assert len(asked) == (1 if port == 0 else 2)
-    assert CallStreams(port_of, "127.0.0.1", TOKEN, LARGEST, wanted=False).take() is None
+    assert CallStreams(port_of, "127.0.0.1", TOKEN, LARGEST, wanted=False).take(10) is None
 
 
 # ---- clients and servers ----
@@ -195,15 +197,13 @@ def ready(job, **more):
 
 
 def sizes_through_grpc(monkeypatch):
-    from jfluid.ps_server import connection
+    sizes, before = [], GrpcTransport.send
 
-    sizes, before = [], connection.ServerConnection._call
+    def send(self, call, timeout_s):
+        sizes.append(sum(map(len, call.parts)))
+        return before(self, call, timeout_s)
 
-    def call(self, method, data, *rest):
-        sizes.append(len(data))
-        return before(self, method, data, *rest)
-
-    monkeypatch.setattr(connection.ServerConnection, "_call", call)
+    monkeypatch.setattr(GrpcTransport, "send", send)
     return sizes
 
 
@@ -273,6 +273,6 @@ def test_behind_a_relay_there_are_no_streams(job):
         client.pull({"t": IDS})
         streams = client._connections[0]._streams
         until(lambda: not streams._connecting)
-        assert not streams._possible
+        assert not streams.possible
         client.pull({"t": IDS})
         client.close()

@@ -30,7 +30,7 @@ _UNLISTED = 4
 
 
 class TrainStatus:
-    """How far training has come.
+    """Progress of training in a checkpoint.
 
     Args:
         epoch_no: the number of the last epoch that was completed; -1 for none.
@@ -59,18 +59,16 @@ def numbers(path: str, fs: FS) -> list[int]:
 
 
 def _is_whole(path: str, number: int, fs: FS) -> bool:
-    """Whether all of a checkpoint was written.
+    """Return True if a checkpoint was written completely.
 
-    One that is uploaded gets its status last, since renaming a folder is no single step of every file system;
-    others get their name last.
+    An uploaded checkpoint gets its status last, since renaming a folder is no single step of every file system;
+    any other gets its name last.
     """
     return not fs.need_upload_download() or fs.stat(f"{path}/{PREFIX}.{number}/{STATUS}")
 
 
 def _all_numbers(path: str, fs: FS) -> list[int]:
-    """Return the numbers of a folder's checkpoints in rising order, those with them that are whole
-    and that the file system does not list yet.
-    """
+    """Return the ascending numbers of a folder's checkpoints, with complete ones that a listing still lacks."""
     found = numbers(path, fs)
     number, left = next(reversed(found), -1), _UNLISTED if fs.need_upload_download() else 0
     while left:
@@ -136,7 +134,7 @@ def _publish(folder: str, final: str, status: TrainStatus, fs: FS, cache: str) -
 
 
 def _sizes(folder: str) -> dict[str, int]:
-    """The bytes of each file of a folder, by its path there."""
+    """Return the bytes of each file of a folder, by relative path."""
     return {
         path.relative_to(folder).as_posix(): path.stat().st_size
         for path in sorted(Path(folder).rglob("*"))
@@ -175,8 +173,10 @@ def load(path: str, trainer_id: int, fs: FS, cache: str, read: Callable[[str], N
 
 
 def _download(folder: str, local: str, fs: FS) -> None:
-    """Copy a checkpoint to a folder of this host: the files that its status lists, whether or not
-    the file system lists them, too; all files where the status has no list, as Fluid's.
+    """Copy a checkpoint to a folder of this host: the files that its status lists.
+
+    A listing of the file system may lack some of the files. Without a list in the status, as in Fluid's, all files
+    are copied.
     """
     os.makedirs(local)
     own_status = os.path.join(local, STATUS)
@@ -195,7 +195,7 @@ def _download(folder: str, local: str, fs: FS) -> None:
 
 
 def _status(name: str) -> tuple[TrainStatus, dict[str, int] | None]:
-    """How far training had come, and the bytes of each file of the checkpoint, if that is told."""
+    """Return the progress of training, and the bytes of each file of the checkpoint, if the status has both."""
     if not os.path.isfile(name):
         return TrainStatus(), None
     with bounded_reader(name) as reader:

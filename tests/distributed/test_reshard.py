@@ -105,7 +105,7 @@ def rewrite(folder, part, change):
 
 
 LIES = [
-    (lambda m: m.update(pieces=None), "does not say how they were cut.*save_persistables"),
+    (lambda m: m.update(pieces=None), "does not say how the variables were divided.*save_persistables"),
     (
         lambda m: m["pieces"]["w1.block1"].update(first=4),
         r"a.00001-.*numbers: variable w1: expected rows from 5 on, found 4",
@@ -160,7 +160,7 @@ LIES = [
     ),
     (
         lambda m: m["pieces"]["table.block1"].update(shape=[41, 4]),
-        r"a.00001-.*rows: table table: the snapshot holds another table",
+        r"a.00001-.*rows: table table: the snapshot holds a different table",
     ),
     (
         lambda m: m["tables"][0]["spec"].update(name="table.block7"),
@@ -221,7 +221,7 @@ def test_rows_that_are_missing_or_foreign_are_refused(two_servers, one_server, t
 
 
 def test_tables_of_consecutive_rows_are_restored_with_all_else(two_servers, one_server):
-    with pytest.raises(errors.ServerError, match="table.block0: .*divided its rows.*restore all"):
+    with pytest.raises(errors.ServerError, match="table.block0: .*divided the rows.*restore the whole"):
         snapshot.restore(one_server, two_servers, 0, 1, tables=["table.block0"])
 
 
