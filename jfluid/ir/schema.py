@@ -45,6 +45,11 @@ class Schema(Protocol[Op]):
         it cannot be updated apart.
         """
 
+    def draws(self, op_type: str) -> bool:
+        """Return True if operators of a type draw from a random stream; gradient operators share the stream of
+        the forward operator.
+        """
+
     def is_declared_wrong(self, name: str, ops: Iterable[Op]) -> bool:
         """Return whether one of the operators reads the variable in a slot whose values have other
         shapes than programs declare.

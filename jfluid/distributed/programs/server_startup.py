@@ -1,6 +1,5 @@
 """Startup programs of servers: of a distributed table they only record how its rows are initialized."""
 
-import zlib
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
@@ -67,9 +66,9 @@ class Startup(Runner):
 
     @staticmethod
     def _seed(op: Operator) -> int:
-        """The seed of the rows, the same on all servers and after a restart: so is the row of an id."""
+        """Return the seed of a table's rows: the same on all servers and after a restart, as the row of an id must be."""
         given = op.attr("seed") if op.type != "fill_constant" else 0
-        return int(given) or zlib.crc32(op.output_arg_names[0].encode())
+        return int(given) or op.block.program.streams.uid(op.type, op.output_arg_names[0])
 
     def run_alone(self, feed: Any, fetches: list[str], scope: Scope) -> list[Fetched]:
         for name, found in self._initializers.items():
