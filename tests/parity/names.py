@@ -81,9 +81,7 @@ def transposed_convolutions(fluid):
     layers.conv3d(volume, 5, 3, act="relu")
     layers.conv3d(volume, 6, 3, groups=3, use_cudnn=False, name="named")
     layers.conv3d_transpose(volume, 5, filter_size=3, act="relu")
-    layers.deformable_conv(
-        x, fluid.data("o", [None, 18, 8, 8]), fluid.data("m", [None, 9, 8, 8]), 4, 3, padding=1
-    )
+    layers.deformable_conv(x, fluid.data("o", [None, 18, 8, 8]), fluid.data("m", [None, 9, 8, 8]), 4, 3, padding=1)
 
 
 @program
@@ -247,9 +245,7 @@ def sampled_losses(fluid):
     layers = fluid.layers
     x, label = _rows(fluid), _label(fluid)
     layers.nce(x, label, 20)
-    layers.nce(
-        x, label, 20, sampler="log_uniform", num_neg_samples=5, name="named", bias_attr=False
-    )
+    layers.nce(x, label, 20, sampler="log_uniform", num_neg_samples=5, name="named", bias_attr=False)
     layers.hsigmoid(x, label, 20)
     layers.hsigmoid(x, label, 20, bias_attr=False, name="named")
     layers.sampled_softmax_with_cross_entropy(layers.fc(x, 20), label, 5)
@@ -376,9 +372,7 @@ def images(fluid):
     layers.roi_align(x, fluid.data("r", [None, 4], lod_level=1), 2, 2)
     layers.grid_sampler(x, fluid.data("g", [None, 8, 8, 2]))
     layers.affine_grid(fluid.data("theta", [2, 2, 3]), [2, 4, 8, 8])
-    layers.affine_channel(
-        x, layers.create_parameter([4], "float32"), layers.create_parameter([4], "float32")
-    )
+    layers.affine_channel(x, layers.create_parameter([4], "float32"), layers.create_parameter([4], "float32"))
     layers.im2sequence(x, 2, 2)
     layers.unfold(x, [2, 2])
     layers.temporal_shift(x, 2)
@@ -405,9 +399,7 @@ def sequences(fluid):
     layers.sequence_unpad(padded, length)
     layers.sequence_mask(length, 7)
     layers.sequence_enumerate(_words(fluid), 2)
-    layers.sequence_slice(
-        x, fluid.data("o", [None, 1], "int64"), fluid.data("n", [None, 1], "int64")
-    )
+    layers.sequence_slice(x, fluid.data("o", [None, 1], "int64"), fluid.data("n", [None, 1], "int64"))
     layers.lod_reset(_rows(fluid), x)
     layers.add_position_encoding(fluid.data("p", [None, 4, 6]), 1.0, 1.0)
 
@@ -468,9 +460,7 @@ def arrays(fluid):
     layers.array_read(array, at)
     layers.array_length(array)
     layers.tensor_array_to_tensor(array)
-    choice = layers.IfElse(
-        layers.less_than(fluid.data("c", [None, 1]), layers.fill_constant([1], "float32", 0.0))
-    )
+    choice = layers.IfElse(layers.less_than(fluid.data("c", [None, 1]), layers.fill_constant([1], "float32", 0.0)))
     with choice.true_block():
         choice.output(layers.fc(choice.input(x), 2))
     with choice.false_block():
@@ -510,17 +500,15 @@ def optimizer_adagrad(fluid):
 @program
 def optimizer_adamax(fluid):
     rate = fluid.layers.linear_lr_warmup(fluid.layers.noam_decay(512, 100), 10, 0.0, 0.1)
-    fluid.optimizer.Adamax(rate, grad_clip=fluid.clip.GradientClipByValue(1.0)).minimize(
-        _regression(fluid)
-    )
+    fluid.optimizer.Adamax(rate, grad_clip=fluid.clip.GradientClipByValue(1.0)).minimize(_regression(fluid))
 
 
 @program
 def optimizer_rmsprop(fluid):
     rate = fluid.layers.polynomial_decay(0.1, 10, cycle=True)
-    fluid.optimizer.RMSProp(
-        rate, centered=True, regularization=fluid.regularizer.L1Decay(0.1)
-    ).minimize(_regression(fluid))
+    fluid.optimizer.RMSProp(rate, centered=True, regularization=fluid.regularizer.L1Decay(0.1)).minimize(
+        _regression(fluid)
+    )
 
 
 @program
@@ -563,9 +551,7 @@ def averages(fluid):
 
 @program
 def look_ahead(fluid):
-    fluid.optimizer.LookaheadOptimizer(fluid.optimizer.SGD(0.1), 0.5, 5).minimize(
-        _regression(fluid)
-    )
+    fluid.optimizer.LookaheadOptimizer(fluid.optimizer.SGD(0.1), 0.5, 5).minimize(_regression(fluid))
 
 
 @program
@@ -630,9 +616,7 @@ def residual_net(fluid):
         x = layers.elementwise_add(x, y, act="relu")
     x = layers.pool2d(x, pool_type="avg", global_pooling=True)
     loss = layers.mean(layers.cross_entropy(layers.fc(x, 10, act="softmax"), _label(fluid)))
-    fluid.optimizer.Momentum(0.1, 0.9, regularization=fluid.regularizer.L2Decay(1e-4)).minimize(
-        loss
-    )
+    fluid.optimizer.Momentum(0.1, 0.9, regularization=fluid.regularizer.L2Decay(1e-4)).minimize(loss)
 
 
 @program
@@ -640,9 +624,7 @@ def detection_heads(fluid):
     layers = fluid.layers
     image = _image(fluid, 3, 32)
     maps = [layers.conv2d(image, 4, 3, stride=s, padding=1) for s in (4, 8)]
-    layers.multi_box_head(
-        maps, image, 32, 5, [[2.0], [2.0]], min_sizes=[4.0, 8.0], max_sizes=[8.0, 16.0], flip=True
-    )
+    layers.multi_box_head(maps, image, 32, 5, [[2.0], [2.0]], min_sizes=[4.0, 8.0], max_sizes=[8.0, 16.0], flip=True)
     layers.prior_box(maps[0], image, [4.0])
     layers.anchor_generator(maps[0], [32.0], [1.0], [0.1, 0.1, 0.2, 0.2], [8.0, 8.0])
     layers.yolo_box(
@@ -675,9 +657,7 @@ def contrib_layers(fluid):
     match, _ = contrib.match_matrix_tensor(left, right, 3)
     contrib.sequence_topk_avg_pooling(match, left, right, topks=[1, 2], channel_num=3)
     contrib.fused_embedding_seq_pool(_words(fluid), [20, 4])
-    contrib.fused_elemwise_activation(
-        _rows(fluid), _rows(fluid, 6, "y"), ["elementwise_add", "relu"]
-    )
+    contrib.fused_elemwise_activation(_rows(fluid), _rows(fluid, 6, "y"), ["elementwise_add", "relu"])
     contrib.shuffle_batch(_rows(fluid))
     contrib.partial_concat([_rows(fluid), _rows(fluid, 6, "y")], 0, 2)
     contrib.partial_sum([_rows(fluid), _rows(fluid, 6, "y")], 0, 2)
@@ -685,7 +665,5 @@ def contrib_layers(fluid):
 
 @program
 def mixed_precision(fluid):
-    optimizer = fluid.contrib.mixed_precision.decorate(
-        fluid.optimizer.SGD(0.1), use_dynamic_loss_scaling=True
-    )
+    optimizer = fluid.contrib.mixed_precision.decorate(fluid.optimizer.SGD(0.1), use_dynamic_loss_scaling=True)
     optimizer.minimize(_regression(fluid))

@@ -39,6 +39,8 @@ def shuffle_batch(x: Variable, seed: int | Variable | None = None) -> Variable:
     """
     check_variable(x, "shuffle_batch", "x")
     helper = LayerHelper("shuffle_batch")
+    out = helper.create_variable_for_type_inference(x.dtype)
+    index = helper.create_variable_for_type_inference("int64", stop_gradient=True)
     attrs = {}
     if not isinstance(seed, Variable):
         if seed is None:
@@ -50,8 +52,6 @@ def shuffle_batch(x: Variable, seed: int | Variable | None = None) -> Variable:
         )
         helper.set_variable_initializer(variable, Constant(value=seed, force_cpu=True))
         seed = variable
-    out = helper.create_variable_for_type_inference(x.dtype)
-    index = helper.create_variable_for_type_inference("int64", stop_gradient=True)
     helper.append_op(
         type="shuffle_batch",
         inputs={"X": x, "Seed": seed},
