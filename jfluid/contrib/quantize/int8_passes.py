@@ -18,7 +18,7 @@ from jfluid.ir.operator import Operator, OpRole
 from jfluid.ir.types import VarType, np_dtype
 from jfluid.scope import Scope
 
-__all__ = ["ConvertToInt8Pass", "QuantizationFreezePass"]
+__all__ = ["ConvertToInt8Pass", "QuantizationFreezePass", "TransformForMobilePass"]
 
 Array = np.ndarray[Any, Any]
 _QUANTIZE = (
@@ -209,3 +209,19 @@ class ConvertToInt8Pass:
         )
         self._scope.var(made.name).get_tensor().set(values.astype(np.int8), self._place)
         return made.name
+
+
+class TransformForMobilePass:
+    """Pass that gives the operators of a frozen graph the types `quantize` and `dequantize` of Paddle-Lite.
+
+    The graph is only saved afterwards: it does not run here.
+    """
+
+    def apply(self, graph: IrGraph) -> IrGraph:
+        """Change a graph in place, and return the graph. Raises TypeError for another value."""
+        block = checked(graph, "TransformForMobilePass")
+        for op in block.ops:
+            if op.type in (*_QUANTIZE, *_DEQUANTIZE):
+                op.type = "quantize" if op.type in _QUANTIZE else "dequantize"
+        graph.program._touch()
+        return graph
