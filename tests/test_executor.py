@@ -96,10 +96,10 @@ def test_set_tensor_is_seen_and_checked(net):
     [
         ({}, ["loss"], errors.FeedError, "the program reads x, which the feed does not hold"),
         (
-            {"x": X.astype("float64")},
+            {"x": X.astype("complex64")},
             [],
             errors.FeedError,
-            r"expected dtype float32, found float64.*astype",
+            r"expected dtype float32, found complex64.*astype",
         ),
         (
             {"x": X[0]},
@@ -180,6 +180,35 @@ def test_the_shape_of_layers_data_binds_no_feed():
     out = fluid.layers.scale(x, 2.0)
     (got,) = fluid.Executor(fluid.CPUPlace()).run(feed={"x": X}, fetch_list=[out])
     np.testing.assert_array_equal(got, 2 * X)
+
+
+def scaled(x, feed):
+    out = fluid.layers.scale(x, 0.5)
+    return fluid.Executor(fluid.CPUPlace()).run(feed={x.name: feed}, fetch_list=[out])[0]
+
+
+@pytest.mark.parametrize("dtype", ["float64", "float16", "int32", "uint8"])
+def test_numbers_of_another_dtype_are_converted_for_layers_data(dtype, caplog):
+    x = fluid.layers.data("x_" + dtype, [2])
+    feed = np.array([[1, 2], [3, 4]], dtype)
+    for _ in range(2):
+        got = scaled(x, feed)
+        np.testing.assert_array_equal(got, np.array([[0.5, 1], [1.5, 2]], "float32"))
+        assert got.dtype == np.float32
+    assert [m for m in caplog.messages if x.name in m] == [
+        f"feed {x.name}: {dtype} is converted to the declared float32 in every run; feed float32"
+    ]
+
+
+@pytest.mark.parametrize("data", [fluid.data, fluid.layers.data])
+def test_integers_that_may_be_cut_off_are_refused(data):
+    with pytest.raises(errors.FeedError, match="expected dtype int32, found int64"):
+        scaled(data("ids", [2, 1], dtype="int32"), np.ones((2, 1), "int64"))
+
+
+def test_fluid_data_converts_no_feed():
+    with pytest.raises(errors.FeedError, match="expected dtype float32, found float64"):
+        scaled(fluid.data("x", [None, 2]), np.ones((3, 2)))
 
 
 def test_the_shape_of_fluid_data_does():

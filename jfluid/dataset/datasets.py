@@ -199,6 +199,11 @@ class InMemoryDataset(DatasetBase):
         self._message_size, self._message_pause = 1024, 0.0
         self._received = 0
 
+    @property
+    def dataset(self) -> "InMemoryDataset":
+        """The dataset: in Fluid the C++ object behind it, which has methods of the same names."""
+        return self
+
     def set_queue_num(self, queue_num: int) -> None:
         """Set the queues between readers and trainers.
 

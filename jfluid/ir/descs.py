@@ -274,10 +274,14 @@ class ProgramDesc:
     """The description of one program.
 
     Args:
-        program: the Program that it describes.
+        program: the described Program; None for a new one.
     """
 
-    def __init__(self, program: Any):
+    def __init__(self, program: Any = None):
+        if program is None:
+            from jfluid.ir.program import Program
+
+            program = Program()
         self.described = program
 
     def num_blocks(self) -> int:
