@@ -1,4 +1,4 @@
-"""Names that Python and NumPy had in 2020 and have dropped since: `restore()` gives them back."""
+"""Names that Python and NumPy had in 2020 and have dropped since; `restore()` defines the names."""
 
 import functools
 import importlib
@@ -41,7 +41,7 @@ def _tell_of_numpy(version: str) -> None:
 
 
 class _OlderNames:
-    """What a module looks names up with that it does not have."""
+    """`__getattr__` of a module: looks up names that the module has dropped."""
 
     def __init__(self, module: ModuleType, names: Names, before: Callable[[str], Any] | None):
         self._module, self._names, self._before = module, names, before

@@ -1,4 +1,4 @@
-"""Of `fluid.core`: what scripts reach for beyond the types that `jfluid.core` has."""
+"""Names of `fluid.core` that scripts use beyond the types of `jfluid.core`."""
 
 import enum
 import os
@@ -29,7 +29,7 @@ Variable = ScopeVariable
 
 
 class AttrType(enum.IntEnum):
-    """Types of attributes; the numbers are those of saved programs."""
+    """Types of attributes, with the numbers of saved programs."""
 
     INT = 0
     FLOAT = 1
@@ -50,12 +50,12 @@ class PassVersionChecker:
 
     @staticmethod
     def IsCompatible(pass_name: str) -> bool:
-        """Return False: there are no passes here; XLA optimises what it compiles."""
+        """Return False: there are no passes; XLA optimises programs."""
         return False
 
 
 class _Flags(MutableMapping[str, Any]):
-    """Flags by name, as `fluid.get_flags` and `fluid.set_flags` have them."""
+    """Flags by name, backed by `fluid.get_flags` and `fluid.set_flags`."""
 
     def __getitem__(self, name: str) -> Any:
         return flags.get_flags(name)[name]
@@ -87,7 +87,7 @@ def init_devices(*arguments: Any) -> None:
 
 
 def _set_eager_deletion_mode(threshold: int, fraction: float, use_fast: bool) -> None:
-    """No effect: XLA frees what a step no longer needs."""
+    """No effect: XLA frees dead values."""
 
 
 _processes: dict[int, tuple[int, ...]] = {}  # of loaders that scripts write, by what names a loader

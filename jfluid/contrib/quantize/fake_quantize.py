@@ -1,4 +1,4 @@
-"""Inserting the operators that round a variable to what integers of few bits stand for."""
+"""Insertion of operators that round a variable to multiples of a scale."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -15,13 +15,13 @@ SUFFIX = (".quantized", ".dequantized", ".scale")  # of what is made from a vari
 
 
 def largest(bits: int) -> int:
-    """Return the largest integer of so many bits."""
+    """Return the largest signed integer of `bits` bits."""
     return (1 << (bits - 1)) - 1
 
 
 @dataclass(frozen=True)
 class FakeQuantize:
-    """Rounds variables, with scales of one kind or another.
+    """Rounding of variables with scales of a chosen kind.
 
     Attributes:
         window_size: how many steps "range_abs_max" looks back.

@@ -1,5 +1,6 @@
-"""Passes over graphs after training with simulated quantization: their products compute with integers
-(`fluid.contrib.slim.quantization`).
+"""Passes for graphs after training with simulated quantization: integer products.
+
+In Fluid they are part of `fluid.contrib.slim.quantization`.
 """
 
 from collections.abc import Sequence
@@ -88,7 +89,7 @@ class QuantizationFreezePass:
         weights: dict[str, Array],
         scales: dict[str, str],
     ) -> None:
-        """Take a rounding operator away from a weight, whose value becomes integers; keep it before an activation."""
+        """Fold the rounding operator of a weight into integer values; keep the operator of an activation."""
         name = op.input("X")[0]
         if not block.var_recursive(name).persistable:
             scales[op.output("Out")[0]] = op.output("OutScale")[0]
@@ -157,7 +158,7 @@ class QuantizationFreezePass:
 
 
 def _bypass(block: Block, op: Operator, inputs: dict[str, str]) -> None:
-    """Remove an operator; those after it read what it read."""
+    """Remove an operator, and connect the readers of its output to its input."""
     source = op.input("X")[0]
     inputs[op.output("Out")[0]] = inputs.get(source, source)
     block.remove_op(block.ops.index(op))
@@ -218,7 +219,7 @@ class TransformForMobilePass:
     """
 
     def apply(self, graph: IrGraph) -> IrGraph:
-        """Change a graph in place, and return the graph. Raises TypeError for another value."""
+        """Change a graph in place, and return the graph. Raises TypeError unless it is an IrGraph."""
         block = checked(graph, "TransformForMobilePass")
         for op in block.ops:
             if op.type in (*_QUANTIZE, *_DEQUANTIZE):

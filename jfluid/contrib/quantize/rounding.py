@@ -1,4 +1,4 @@
-"""Inserting the operators that round a variable of a graph, with the scales that they keep in a scope."""
+"""Insertion of operators that round a variable of a graph, with scales in a scope."""
 
 from dataclasses import dataclass
 from typing import Any
