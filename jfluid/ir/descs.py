@@ -5,8 +5,8 @@ Programs. Here those hold everything, and a description is another face of one: 
 seen on the other.
 """
 
-from collections.abc import Iterable
-from typing import Any, Protocol
+from collections.abc import Callable, Iterable
+from typing import Any, ClassVar, Protocol
 
 from jfluid.ir import types
 
@@ -275,14 +275,15 @@ class ProgramDesc:
 
     Args:
         program: the described Program; None for a new one.
+
+    Attributes:
+        new_program: creates a Program; `jfluid.ir.program` sets it.
     """
 
-    def __init__(self, program: Any = None):
-        if program is None:
-            from jfluid.ir.program import Program
+    new_program: ClassVar[Callable[[], Any]]
 
-            program = Program()
-        self.described = program
+    def __init__(self, program: Any = None):
+        self.described = self.new_program() if program is None else program
 
     def num_blocks(self) -> int:
         return len(self.described.blocks)

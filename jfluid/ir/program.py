@@ -455,6 +455,7 @@ class _NameScopes:
             self.path = before
 
 
+ProgramDesc.new_program = Program
 _default_seed = 0
 _main_program = Program()
 _startup_program = Program()

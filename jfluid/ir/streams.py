@@ -3,14 +3,21 @@
 import zlib
 from collections import Counter
 from collections.abc import Iterable
-from typing import TYPE_CHECKING
+from typing import Any, Protocol
 
 from jfluid.ir import schema
-from jfluid.ir.recompute import SUFFIX
-from jfluid.ir.variable import EMPTY_NAME
+from jfluid.ir.types import EMPTY_NAME
 
-if TYPE_CHECKING:
-    from jfluid.ir.operator import Operator
+SUFFIX = "@RECOMPUTE"  # of variables that recomputation repeats
+
+
+class _Op(Protocol):
+    type: str
+    block: Any
+    outputs: dict[str, list[str]]
+
+    @property
+    def input_arg_names(self) -> list[str]: ...
 
 
 class Streams:
@@ -21,13 +28,13 @@ class Streams:
     parameter server, keep the numbers of the original program.
     """
 
-    def __init__(self, ops: Iterable["Operator"] = ()) -> None:
+    def __init__(self, ops: Iterable[_Op] = ()) -> None:
         self._numbers: dict[tuple[str, str], str] = {}  # by type and the name of the first output
         self._counts: Counter[str] = Counter()
         for op in _as_made(ops):
             self.add(op)
 
-    def add(self, op: "Operator") -> None:
+    def add(self, op: _Op) -> None:
         """Number an operator, unless it draws nothing or repeats a numbered one."""
         if schema.current().draws(op.type):
             name = (op.type, first_output(op))
@@ -35,7 +42,7 @@ class Streams:
                 self._numbers[name] = str(self._counts[op.type])
                 self._counts[op.type] += 1
 
-    def add_piece(self, op: "Operator", piece: str, index: int) -> None:
+    def add_piece(self, op: _Op, piece: str, index: int) -> None:
         """Number the operator that initializes variable `piece`, piece `index` of the output of `op`."""
         whole = self._numbers.get((op.type, first_output(op)))
         if whole is not None:
@@ -56,7 +63,7 @@ class Streams:
         twin._numbers, twin._counts = dict(self._numbers), self._counts.copy()
         return twin
 
-    def deviations(self, ops: Iterable["Operator"]) -> list[tuple[str, str, str | None]]:
+    def deviations(self, ops: Iterable[_Op]) -> list[tuple[str, str, str | None]]:
         """Return (type, first output, number) of each random operator whose number differs from the number after
         saving and loading the program.
         """
@@ -70,19 +77,19 @@ class Streams:
         return found
 
 
-def _as_made(ops: Iterable["Operator"]) -> list["Operator"]:
+def _as_made(ops: Iterable[_Op]) -> list[_Op]:
     """Return the random operators in the order of construction: initializers of parameters are prepended."""
     drawing = [op for op in ops if schema.current().draws(op.type)]
     first = [op for op in drawing if _initializes(op)]
     return first[::-1] + [op for op in drawing if not _initializes(op)]
 
 
-def _initializes(op: "Operator") -> bool:
+def _initializes(op: _Op) -> bool:
     found = op.block.find_var_recursive(first_output(op))
     return not op.input_arg_names and found is not None and bool(found.persistable)
 
 
-def first_output(op: "Operator") -> str:
+def first_output(op: _Op) -> str:
     """Return the name of an operator's first output; its type where it has none."""
     found = (n for names in op.outputs.values() for n in names if n != EMPTY_NAME)
     return original_name(next(found, op.type))

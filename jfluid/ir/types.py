@@ -9,6 +9,8 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 
+EMPTY_NAME = "@EMPTY@"  # of a variable that a slot leaves out
+
 
 class VarType(enum.IntEnum):
     """Kinds of variables, and element types of tensors, in one enumeration (as in Fluid)."""

@@ -8,6 +8,7 @@ from jfluid.errors import DygraphError
 from jfluid.ir import codec, unique_name
 from jfluid.ir import framework_pb2 as pb
 from jfluid.ir.descs import VarDesc
+from jfluid.ir.types import EMPTY_NAME as EMPTY_NAME
 from jfluid.ir.types import VarType, np_dtype, var_type
 from jfluid.printable import printable
 
@@ -16,7 +17,6 @@ if TYPE_CHECKING:
     from jfluid.ir.operator import Operator
 
 GRAD_SUFFIX = "@GRAD"
-EMPTY_NAME = "@EMPTY@"
 
 
 def grad_name(name: str) -> str:
