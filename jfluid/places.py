@@ -1,10 +1,13 @@
 """Places: the devices that programs run on."""
 
+import logging
 from dataclasses import dataclass
 
 import jax
 
 from jfluid import cpu_threads, environment, errors, flags, heap
+
+_log = logging.getLogger(__name__)
 
 
 class Place:
@@ -111,6 +114,9 @@ class CUDAPinnedPlace(Place):
 def place_to_run(place: Place | None) -> Place:
     """Return the place that programs run on: this one, or for None the first GPU that JAX sees, else the CPU.
 
+    A parameter server without GPUs runs on the CPU whatever place its script names, and logs that: servers of a job
+    get no GPU from the launcher.
+
     Raises PlaceError for what is no place, and for a GPU that JAX does not see.
     """
     if place is None:
@@ -118,6 +124,9 @@ def place_to_run(place: Place | None) -> Place:
     if not isinstance(place, Place):
         raise errors.PlaceError(f"place: expected CPUPlace() or CUDAPlace(i), found {place!r}")
     place = place.kind()
+    if isinstance(place, CUDAPlace) and not _gpus() and environment.text("TRAINING_ROLE") == "PSERVER":
+        _log.warning("%r: this parameter server sees no GPU; tables and updates are on the host", place)
+        return CPUPlace()
     if not isinstance(place, CPUPlace):
         place.device()  # an absent GPU is an error here
     return place

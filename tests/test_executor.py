@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 import jfluid as fluid
-from jfluid import errors
+from jfluid import errors, places
 
 
 @pytest.fixture
@@ -163,6 +163,19 @@ def test_close_and_bad_places(net):
         net.run(feed={"x": X})
     with pytest.raises(errors.PlaceError, match=r"CUDAPlace\(63\): JAX sees \d+ GPU"):
         fluid.Executor(fluid.CUDAPlace(63))
+
+
+def test_a_server_without_gpus_runs_on_the_host(monkeypatch, caplog):
+    monkeypatch.setenv("TRAINING_ROLE", "PSERVER")
+    monkeypatch.setattr(places, "_gpus", list)
+    out = fluid.layers.scale(fluid.data("x", [2]), 2.0)
+    exe = fluid.Executor(fluid.CUDAPlace(0))
+    assert exe.place == fluid.CPUPlace()
+    np.testing.assert_array_equal(exe.run(feed={"x": np.ones(2, "float32")}, fetch_list=[out])[0], [2, 2])
+    assert caplog.messages == ["CUDAPlace(0): this parameter server sees no GPU; tables and updates are on the host"]
+    monkeypatch.setenv("TRAINING_ROLE", "TRAINER")
+    with pytest.raises(errors.PlaceError, match=r"CUDAPlace\(0\): JAX sees 0 GPU"):
+        fluid.Executor(fluid.CUDAPlace(0))
     with pytest.raises(errors.PlaceError, match="expected CPUPlace"):
         fluid.Executor("cpu")
 

@@ -5,7 +5,7 @@ Programs. Here those hold everything, and a description is another face of one: 
 seen on the other.
 """
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from typing import Any, ClassVar, Protocol
 
 from jfluid.ir import types
@@ -280,7 +280,7 @@ class ProgramDesc:
         new_program: creates a Program; `jfluid.ir.program` sets it.
     """
 
-    new_program: ClassVar[Callable[[], Any]]
+    new_program: ClassVar[type[Any]]
 
     def __init__(self, program: Any = None):
         self.described = self.new_program() if program is None else program
