@@ -6,6 +6,7 @@ from collections.abc import Iterator, MutableMapping, Sequence
 from typing import Any
 
 from jfluid import errors, flags
+from jfluid.compat.fluid.core_ops import Operators
 from jfluid.compat.fluid.framework import get_all_op_protos
 from jfluid.places import Place
 from jfluid.scope import Scope, ScopeVariable
@@ -21,10 +22,12 @@ __all__ = [
     "get_all_op_protos",
     "globals",
     "init_devices",
+    "ops",
     "set_num_threads",
 ]
 
 _Scope = Scope
+ops = Operators()
 Variable = ScopeVariable
 
 
