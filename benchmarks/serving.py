@@ -4,7 +4,8 @@
 
 Four honest clients ask for a row every 20 ms each, on connections that they keep. Each attack is a process
 of its own, whose turn is last (nice 19): it stands for other machines, which would not take this one's
-processor. Rounds without and with it alternate; a ratio compares the medians of their p99. `--most` makes
+processor. They do take its memory bandwidth and caches: so rounds alternate in which nobody attacks, in which another
+server of the same kind is attacked, and in which their own is. A ratio compares the medians of their p99. `--most` makes
 the exit code 1 where a ratio is above it, or an honest request is not answered by 200.
 """
 
@@ -281,24 +282,26 @@ def memory(process):
 def measure(attacks, seconds, rounds):
     """A line for each attack; (the largest ratio, what honest requests got that is no 200)."""
     worst, wrong = 0.0, []
-    with served() as (process, port):
+    with served() as (process, port), served() as (_, elsewhere):
         honest(port, 2)  # compiles the sizes of batches
-        print("%-16s %8s %8s %8s %8s %6s %s" % (
-            "attack", "p50 ms", "p99 ms", "p50", "p99", "ratio", "memory, peak (MiB)"))  # fmt: skip
+        honest(elsewhere, 2)
+        print("p50 and p99 of honest requests in ms: undisturbed; while another server is attacked; while their own is")
+        print("%-16s %8s %8s %8s %8s %8s %8s %6s %6s %s" % (
+            "attack", "p50", "p99", "p50", "p99", "p50", "p99", "ratio", "/other", "memory, peak (MiB)"))  # fmt: skip
         for name in attacks:
-            found = {False: [], True: []}
+            names = list(ATTACKS) if name == "all" else [name]
+            found = {None: [], elsewhere: [], port: []}
             for _ in range(rounds):
-                for disturbed in (False, True):
-                    names = [] if not disturbed else list(ATTACKS) if name == "all" else [name]
-                    with attacked(names, port):
+                for target, seen in found.items():
+                    with attacked(names if target else [], target):
                         times, others = honest(port, seconds)
-                    found[disturbed].append(np.percentile(times, [50, 99]))
+                    seen.append(np.percentile(times, [50, 99]))
                     wrong += others
-            alone, with_it = (np.median(found[which], axis=0) for which in (False, True))
+            alone, other, with_it = (np.median(seen, axis=0) for seen in found.values())
             ratio = with_it[1] / alone[1]
             worst = max(worst, ratio)
-            print("%-16s %8.2f %8.2f %8.2f %8.2f %6.2f %d, %d" % (
-                name, *alone, *with_it, ratio, *memory(process)), flush=True)  # fmt: skip
+            print("%-16s %8.2f %8.2f %8.2f %8.2f %8.2f %8.2f %6.2f %6.2f %d, %d" % (
+                name, *alone, *other, *with_it, ratio, with_it[1] / other[1], *memory(process)), flush=True)  # fmt: skip
     return worst, wrong
 
 

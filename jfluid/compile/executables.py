@@ -179,6 +179,17 @@ class Executables:
         """Return for how many forms of arguments the function is compiled."""
         return len(self._all)
 
+    def begin(self, arguments: Arguments) -> bool:
+        """Begin to compile the function for arguments beside the steps.
+
+        Returns False while the arguments have no executable yet; True once they have one, and where steps wait for it.
+        """
+        forms = _forms(arguments)
+        if self._interprets is None or forms in self._all:
+            return True
+        begun = self._beside(forms, arguments)
+        return begun is None or begun.begin(arguments)
+
     def forget(self, old: Executable) -> None:
         """Drop an executable. It is compiled again when it is called."""
         if self._all.get(old.forms) is old:
@@ -220,18 +231,22 @@ class Executables:
 
     def _interpreted(self, forms: Form, arguments: Arguments) -> Any:
         """Return what the interpreter gives; None where the compiled function is to run."""
+        begun = self._beside(forms, arguments)
+        return None if begun is None else begun.run(arguments)
+
+    def _beside(self, forms: Form, arguments: Arguments) -> Beside | None:
+        """Return the compilation beside the steps; None where the compiled function is to run."""
         begun = self._begun.get(forms)
-        if begun is None:
-            if _bytes(arguments) > _MOST_INTERPRETED:
-                return None
-            if self._entry is not None and self._entry.load(arguments) is not None:
-                return None
-            traced = _Traced(self._fresh().trace(*arguments))
-            begun = self._begun.get_or_make(
-                forms,
-                lambda: Beside(traced.traced, partial(self._compile, lambda: traced), self._interprets),
-            )
-        return begun.run(arguments)
+        if begun is not None:
+            return begun
+        if _bytes(arguments) > _MOST_INTERPRETED:
+            return None
+        if self._entry is not None and self._entry.load(arguments) is not None:
+            return None
+        traced = _Traced(self._fresh().trace(*arguments))
+        return self._begun.get_or_make(
+            forms, lambda: Beside(traced.traced, partial(self._compile, lambda: traced), self._interprets)
+        )
 
     def _arrange(self) -> None:
         """Find what tells the executables from each other."""

@@ -11,6 +11,7 @@ import numpy as np
 from jfluid import errors, flags
 from jfluid.compile import finished_products, memory, scalars, slots
 from jfluid.compile.dynamic_shapes.stream import ExactShapes, ShapeStream
+from jfluid.compile.executables import Executables
 from jfluid.compile.host import Host
 from jfluid.compile.kept_executables import Beside, Together
 from jfluid.compile.lower import Known
@@ -124,7 +125,7 @@ class CompiledSegment:
         evaluate: Callable[[Mapping[str, Any], Any, Any], list[Any]],
         identity: Sequence[Any],
         beside: Beside,
-    ) -> Function:
+    ) -> Executables:
         """See `dynamic_shapes.stream.Segment.padded`."""
         own, at, placement, name = weakref.ref(self), self.at, self._placement, self._name
 
@@ -147,7 +148,9 @@ class CompiledSegment:
         run.__name__ = run.__qualname__ = f"{name}_padded"
         together = Together([_Noted(own), beside])
         entry = self._entry and self._entry.of("padded", *identity, beside=together)
-        return placement.executables(at, lambda: run, entry)
+        found = placement.executables(at, lambda: run, entry)
+        assert isinstance(found, Executables)  # so it is where a placement pads
+        return found
 
     def _trace(
         self,

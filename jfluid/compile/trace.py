@@ -86,14 +86,15 @@ def recorded(
 ) -> dict[str, Any]:
     """Trace operators over values by name as they stand, for a trace that is evaluated at other sizes.
 
-    The name stack of each operation ends with the operator's type, "@" and its position. Arguments are those of
-    `lower`.
+    The name stack of each operation ends with the operator's type, "@" and its position. Operations are XLA's alone:
+    those of CPU kernels have numbers in them that follow from sizes. Arguments are those of `lower`.
     """
     lowering = Lowering(items, key)
     lowering.drawn.update(keys)
     lowering.awaited = update_order.awaited(items)
     lowering.scope = lambda position, op: f"{op.type}@{position}"
-    return lowering.run(env)
+    with sequence_loops.using(sequence_loops.XlaLoops()), table_rows.using(table_rows.XlaRows()):
+        return lowering.run(env)
 
 
 def dense(name: str, value: Any) -> Any:

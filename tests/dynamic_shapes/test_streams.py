@@ -140,6 +140,22 @@ def test_sentences_of_every_length():
     assert stream._refused is None
 
 
+def test_tables_that_kernels_read():
+    """With 256 ids and more, machine code looks rows up, whose calls have sizes in them."""
+
+    def build():
+        words = fluid.data("words", [None, None], "int64")
+        x = layers.reduce_mean(fluid.embedding(words, [50, 8]), dim=1)
+        loss = layers.mean(layers.square(layers.fc(x, 3)))
+        fluid.optimizer.SGD(0.5).minimize(loss)
+        return [loss, x]
+
+    random = np.random.RandomState(0)
+    sizes = [(8, 34), (8, 68), (8, 82), (9, 97), (12, 64)]
+    stream = same(build, [{"words": random.randint(0, 50, size)} for size in sizes])
+    assert stream._refused is None
+
+
 def test_dropout_keeps_its_distribution_and_its_scale():
     def build():
         x = fluid.data("x", [None, 200])

@@ -170,3 +170,31 @@ def test_half_precision_that_numpy_does_not_know_waits(interprets):
     function = Executables(lambda: jax.jit(lambda x: x @ x), interprets=jax.devices("cpu")[0])
     assert float(function(jax.numpy.ones((2, 2), jax.numpy.bfloat16))[0, 0]) == 2
     assert function.count() == 1
+
+
+def test_batches_run_in_a_larger_bucket_until_their_own_is_compiled(interprets, held):
+    x = fluid.data("x", [None, 4])
+    loss = layers.mean(layers.fc(x, 3))
+    exe = fluid.Executor(fluid.CPUPlace())
+    exe.run(fluid.default_startup_program())
+
+    def run(rows):
+        return exe.run(feed={"x": np.ones((rows, 4), "float32")}, fetch_list=[loss])[0]
+
+    for rows in (60, 50, 40):
+        run(rows)
+    held.set()
+    run(44)
+    finish()
+    large = run(44)
+    held.clear()
+    *_, step = exe.engine._steps.values()
+    traced = step.segments[-1].call._traced
+    assert [dict(form) for form in traced.compiled] == [{"n0": 48}]
+    for _ in range(40):
+        np.testing.assert_allclose(run(20), large, rtol=1e-5)
+    assert len(compiling()) == 1 and len(traced.compiled) == 1
+    held.set()
+    finish()
+    run(20)
+    assert len(traced.compiled) == 2

@@ -1,5 +1,7 @@
 """Buckets: the few sizes to which batches of many sizes are padded."""
 
+import itertools
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
 
@@ -8,21 +10,24 @@ from jfluid.compile.padding import ladder
 Sizes = dict[str, int]
 _MOST = 9
 _COARSE, _FINE = 2, 4  # sizes of an octave
-# Batches that could have been as much smaller as they are, until a finer bucket is compiled for them;
-# twice as many for each one that there is already.
+# Padded steps whose work is wasted until a finer bucket is compiled: compiling takes about as long.
 _PATIENCE = 16
+_MOST_FORMS = 64  # sizes that are counted; pairs of these are candidates while there are few
+_FEW_FORMS = 24
+
+Form = tuple[tuple[str, int], ...]
 
 
 class Buckets:
     """The sizes for which a step is compiled.
 
-    A batch that fits no bucket gets a coarse one, which holds many others. A finer bucket comes when the batches
-    that it would have been for have wasted enough: to compile it takes as long as many steps. Only sizes that came
+    A batch that fits no bucket gets a coarse bucket, which holds many sizes. A finer bucket comes once padding has
+    wasted the work of a number of steps: the bucket that would have saved most for the batches so far. Only sizes
     decide, and no clock: the same stream is padded in the same way each time.
 
     Args:
-        work: how many elements the feeds have at some sizes.
-        unit: of which each size is a multiple.
+        work: returns the number of elements of the feeds at given sizes.
+        unit: the number of which each size is a multiple.
         said: sizes that the user has given, the smallest first; a batch gets the smallest that holds it.
     """
 
@@ -35,45 +40,75 @@ class Buckets:
         self._work, self._unit = work, unit
         self._said = {n: [-(-s // unit[n]) * unit[n] for s in own] for n, own in said.items()}
         self._known: list[Sizes] = []
-        self._wasted: dict[tuple[int, ...], float] = {}  # by the finer sizes, in steps
-        self._refined = 0
+        self._came: Counter[Form] = Counter()  # batches by their fine sizes
+        self._wasted = 0.0  # in steps
 
     def choose(self, need: Mapping[str, int]) -> Sizes:
         """Return the sizes to pad a batch to: those of a known bucket, or of a new one."""
-        said = self._given(need)
-        fitting = [b for b in self._alike(said) if all(n <= b[s] for s, n in need.items())]
-        if not fitting:
-            return self._add(self._rounded(need, _COARSE), said)
-        best = min(fitting, key=self._work)
-        fine = self._rounded(need, _FINE) | said
-        saved = 1 - self._work(fine) / max(self._work(best), 1)
-        if saved <= 0 or len(self._known) >= _MOST:
+        need = {n: self._given(n, size) or size for n, size in need.items()}
+        fine = self._rounded(need, _FINE)
+        self._count(fine)
+        best = self._best(need)
+        if best is None:
+            return self._add(need)
+        self._wasted += max(1 - self._work(fine) / max(self._work(best), 1), 0.0)
+        if self._wasted < _PATIENCE or len(self._known) >= _MOST:
             return best
-        form = tuple(fine.values())
-        self._wasted[form] = self._wasted.get(form, 0.0) + saved
-        if self._wasted[form] < _PATIENCE << self._refined:
-            return best
-        self._refined += 1
-        return self._add(fine, said)
+        self._wasted = 0.0
+        finer = max(self._candidates(), key=self._saved)
+        if self._saved(finer) > 0:
+            self._known.append(finer)
+        return self._best(need) or best
 
-    def _given(self, need: Mapping[str, int]) -> Sizes:
-        """Return the size that the user has given for each symbol, if one of these is enough."""
-        found = {n: next((s for s in own if s >= need[n]), 0) for n, own in self._said.items()}
-        return {n: size for n, size in found.items() if size}
+    def holding(self, need: Mapping[str, int]) -> list[Sizes]:
+        """Return the known buckets that hold a batch, that of least work first."""
+        return sorted((b for b in self._known if self._fits(need, b)), key=self._work)
 
-    def _alike(self, said: Sizes) -> list[Sizes]:
-        """Return the known buckets of given sizes."""
-        return [b for b in self._known if said.items() <= b.items()]
+    def _given(self, name: str, size: int) -> int:
+        """Return the smallest size that the user has given for a symbol and that holds `size`; 0 without any."""
+        return next((s for s in self._said.get(name, ()) if s >= size), 0)
 
-    def _add(self, sizes: Sizes, said: Sizes) -> Sizes:
-        if len(self._known) >= _MOST:  # the last one: it holds whatever came, and more
-            alike = self._alike(said)
-            most = {n: max([s, *(b[n] for b in alike)]) for n, s in sizes.items()}
-            sizes = self._rounded(most, 1)
-        self._known.append(sizes | said)
-        return sizes | said
+    def _fits(self, need: Mapping[str, int], bucket: Mapping[str, int]) -> bool:
+        """True if a bucket holds a batch, and has the sizes that the user has given."""
+        given = {n: self._given(n, size) for n, size in need.items()}
+        return all(bucket[n] == given[n] if given[n] else bucket[n] >= size for n, size in need.items())
+
+    def _best(self, need: Mapping[str, int]) -> Sizes | None:
+        """Return the known bucket of least work for a batch."""
+        return next(iter(self.holding(need)), None)
+
+    def _add(self, need: Mapping[str, int]) -> Sizes:
+        sizes = self._rounded(need, _COARSE)
+        if len(self._known) >= _MOST:  # the last bucket: it holds all that came, and more
+            sizes = self._rounded({n: max([s, *(b[n] for b in self._known)]) for n, s in need.items()}, 1)
+        self._known.append(sizes)
+        return sizes
+
+    def _count(self, fine: Sizes) -> None:
+        form = tuple(fine.items())
+        if form not in self._came and len(self._came) >= _MOST_FORMS:
+            del self._came[min(self._came, key=self._came.__getitem__)]
+        self._came[form] += 1
+
+    def _candidates(self) -> list[Sizes]:
+        """Return the sizes that came, and the least that hold two of them."""
+        few = [dict(form) for form, _ in self._came.most_common(_FEW_FORMS)]
+        joined = [{n: max(size, b[n]) for n, size in a.items()} for a, b in itertools.combinations(few, 2)]
+        return [*map(dict, self._came), *joined]
+
+    def _saved(self, sizes: Sizes) -> int:
+        """Return how much less work the batches so far would have been with one more bucket."""
+        work, total = self._work(sizes), 0
+        for form, count in self._came.items():
+            need = dict(form)
+            best = self._best(need)
+            if best is not None and self._fits(need, sizes):
+                total += count * max(self._work(best) - work, 0)
+        return total
 
     def _rounded(self, need: Mapping[str, int], rungs: int) -> Sizes:
-        """Return the next sizes of a ladder that has `rungs` sizes an octave."""
+        """Return the next sizes of a ladder that has `rungs` sizes an octave; sizes that the user has given stay."""
         unit = self._unit
-        return {n: unit[n] * ladder(-(-s // unit[n]), rungs, 2) for n, s in need.items()}
+        return {
+            n: s if self._given(n, s) == s else unit[n] * ladder(-(-s // unit[n]), rungs, 2) for n, s in need.items()
+        }

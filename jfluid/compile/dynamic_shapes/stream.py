@@ -56,9 +56,19 @@ _NOT_LOWERED = "Cannot lower jaxpr"  # how JAX's error begins, of operations who
 _MOST_EXACT = 1024  # shapes that are remembered to be compiled as they are
 
 # `(donated, kept, key) -> (results, flags)`
-Call = Callable[[tuple[Any, ...], tuple[Any, ...], Any], Any]
+Run = Callable[[tuple[Any, ...], tuple[Any, ...], Any], Any]
 Record = Callable[[Shapes], Any]  # returns the jaxpr of a segment for shapes of its feeds
 Batch = tuple[Shapes, ...]  # of the feeds of each replica
+
+
+class Call(Protocol):
+    """A function that is compiled when it is called, or beside the steps (`executables.Executables`)."""
+
+    def __call__(self, donated: tuple[Any, ...], kept: tuple[Any, ...], key: Any, /) -> Any:
+        """Return the results and flags."""
+
+    def begin(self, arguments: Sequence[Any]) -> bool:
+        """Begin to compile beside the steps; returns False until that is done."""
 
 
 class Segment(Protocol):
@@ -118,6 +128,7 @@ class Traced(Sampled):
         said: sizes of symbols that the user has given.
 
     Attributes:
+        compiled: sizes of the buckets that have executables, or whose steps wait for them.
         results: dimensions of each result, once it was evaluated.
     """
 
@@ -132,8 +143,13 @@ class Traced(Sampled):
         super().__init__(symbols, low, high)
         self.buckets = Buckets(symbols.work, symbols.unit, said)
         self.executables = LruCache[Call](_MOST_EXECUTABLES)
+        self.compiled: set[tuple[tuple[str, int], ...]] = set()
         self.results: list[tuple[Dim, ...]] = []
         self._record = record
+
+    def compiled_bucket(self, need: Mapping[str, int]) -> Mapping[str, int] | None:
+        """Return the bucket of least work that holds a batch and is compiled."""
+        return next((b for b in self.buckets.holding(need) if tuple(b.items()) in self.compiled), None)
 
     def identity(self, bucket: Mapping[str, int], batch: Mapping[str, int]) -> tuple[Any, ...]:
         """Return what tells the segment at the sizes of a bucket from others, in all processes.
@@ -334,25 +350,20 @@ class ShapeStream:
         key: Any,
     ) -> Any:
         """Run the segment at the sizes of a bucket. Raises NoRule before anything has run."""
-        bucket = traced.buckets.choose({n: max(own[n] for own in sizes) for n in sizes[0]})
-        padded, true = Sizes(bucket, {}), [Sizes(own, {}) for own in sizes]
-        arguments: list[Any] = list(kept)
-        for at, (i, dims) in enumerate(zip(self._fed, traced.fed)):
-            if self._replicas is None:
-                arguments[i] = padded_array(kept[i], dims, padded, true[0])
-            elif not all(map(is_constant, dims)):
-                arguments[i] = filled_array([own[at] for own in shares], dims, padded, true)
-        numbers = [[own[n] for n in traced.symbols.names] for own in sizes]
-        arguments.append(np.array(numbers if self._replicas else numbers[0], np.int64))
+        need = {n: max(own[n] for own in sizes) for n in sizes[0]}
+        true = [Sizes(own, {}) for own in sizes]
+        bucket: Mapping[str, int] = traced.buckets.choose(need)
+        call = self._call(traced, bucket, (sizes[0], batch[0]))
+        arguments = self._arguments(traced, bucket, sizes, shares, kept)
         form = tuple(bucket.items())
-
-        def made() -> Call:
-            evaluate = self._evaluation(traced, bucket, (sizes[0], batch[0]))
-            return self._own().padded(evaluate, traced.identity(bucket, sizes[0]), traced)
-
-        call = traced.executables.get_or_make(form, made)
         try:
-            results, flags = call(donated, tuple(arguments), key)
+            if form not in traced.compiled:
+                if call.begin((donated, arguments, key)):
+                    traced.compiled.add(form)
+                elif (other := traced.compiled_bucket(need)) is not None:
+                    bucket, call = other, self._call(traced, other, (sizes[0], batch[0]))
+                    arguments = self._arguments(traced, bucket, sizes, shares, kept)
+            results, flags = call(donated, arguments, key)
         except NoRule:
             traced.executables.pop(form, None)
             raise
@@ -361,11 +372,40 @@ class ShapeStream:
                 raise
             traced.executables.pop(form, None)
             raise NoRule("XLA does not take its operators at padded sizes") from error
+        padded = Sizes(bucket, {})
         found = [
             r if all(map(is_constant, dims)) else self._trimmed(r, dims, padded, true)
             for r, dims in zip(results, traced.results, strict=True)
         ]
         return tuple(found), flags
+
+    def _call(self, traced: Traced, bucket: Mapping[str, int], witness: tuple[Mapping[str, int], Shapes]) -> Call:
+        """Return the segment at the sizes of a bucket."""
+
+        def made() -> Call:
+            evaluate = self._evaluation(traced, bucket, witness)
+            return self._own().padded(evaluate, traced.identity(bucket, witness[0]), traced)
+
+        return traced.executables.get_or_make(tuple(bucket.items()), made)
+
+    def _arguments(
+        self,
+        traced: Traced,
+        bucket: Mapping[str, int],
+        sizes: Sequence[Mapping[str, int]],
+        shares: Sequence[Sequence[Any]],
+        kept: tuple[Any, ...],
+    ) -> tuple[Any, ...]:
+        """Return the arguments `kept` at the sizes of a bucket, and behind them the true sizes."""
+        padded, true = Sizes(bucket, {}), [Sizes(own, {}) for own in sizes]
+        arguments: list[Any] = list(kept)
+        for at, (i, dims) in enumerate(zip(self._fed, traced.fed)):
+            if self._replicas is None:
+                arguments[i] = padded_array(kept[i], dims, padded, true[0])
+            elif not all(map(is_constant, dims)):
+                arguments[i] = filled_array([own[at] for own in shares], dims, padded, true)
+        numbers = [[own[n] for n in traced.symbols.names] for own in sizes]
+        return (*arguments, np.array(numbers if self._replicas else numbers[0], np.int64))
 
     def _trimmed(self, result: Any, dims: tuple[Dim, ...], padded: Sizes, true: Sequence[Sizes]) -> Any:
         """Return a result without its padding."""
@@ -435,7 +475,7 @@ class ExactShapes:
         because: why nothing is padded.
     """
 
-    def __init__(self, exact: Call, fed: Sequence[int], because: str):
+    def __init__(self, exact: Run, fed: Sequence[int], because: str):
         self._exact, self._fed, self._because = exact, fed, because
         self._seen: set[Shapes] | None = set()  # None once there is nothing more to say
 

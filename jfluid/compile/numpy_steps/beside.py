@@ -15,7 +15,8 @@ from jfluid.compile.numpy_steps import elementwise, indexing, shapes, sums
 from jfluid.compile.numpy_steps.interpreter import Interrupted, Listing, NoRule, host_value
 
 _RULES = (elementwise, shapes, sums, indexing)  # to import them registers their rules
-_PATIENCE = 0.1  # seconds for which a first step is interpreted before its compilation begins, too
+# Seconds for which a first step is interpreted before its compilation begins, too. A shape that comes once costs none.
+_PATIENCE = 2.0
 THREAD = "jfluid-compile"
 _one_at_a_time = threading.Lock()
 
@@ -54,12 +55,12 @@ class Beside:
         if self._done or self._listing is None:
             return None
         if self._called:
-            self._begin(arguments)
+            self.begin(arguments)
         self._called, until = True, time.perf_counter() + _PATIENCE
 
         def stop() -> bool:
             if self._thread is None and time.perf_counter() > until:
-                self._begin(arguments)
+                self.begin(arguments)
             return self._done
 
         try:
@@ -84,10 +85,12 @@ class Beside:
             raise self._error
         return self._compiled if self._done else self._compile(arguments)
 
-    def _begin(self, arguments: Sequence[Any]) -> None:
-        if self._thread is None:
+    def begin(self, arguments: Sequence[Any]) -> bool:
+        """Begin to compile, if that was not begun; returns True once the function is compiled."""
+        if self._thread is None and not self._done:
             self._thread = threading.Thread(target=self._make, args=(arguments,), name=THREAD)
             self._thread.start()
+        return self._done
 
     def _make(self, arguments: Sequence[Any]) -> None:
         with _one_at_a_time:
