@@ -5,6 +5,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
 from jfluid import errors
+from jfluid.ir.graph import Graph
 from jfluid.ir.operator import OpRole
 from jfluid.ir.program import Program
 from jfluid.parallel.data_parallel import DataParallel
@@ -174,13 +175,15 @@ class CompiledProgram:
     Without data parallelism it is the same as the program itself.
 
     Args:
-        program_or_graph: a Program.
+        program_or_graph: a Program, or a `core.Graph` of one.
         build_strategy: settings; without effect on one device.
 
     Raises TypeError when it is not a Program.
     """
 
-    def __init__(self, program_or_graph: Program, build_strategy: BuildStrategy | None = None):
+    def __init__(self, program_or_graph: Program | Graph, build_strategy: BuildStrategy | None = None):
+        if isinstance(program_or_graph, Graph):
+            program_or_graph = program_or_graph.program
         if not isinstance(program_or_graph, Program):
             raise TypeError(f"CompiledProgram: expected a Program, found {type(program_or_graph).__name__}")
         self._program = program_or_graph

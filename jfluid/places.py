@@ -1,11 +1,14 @@
 """Places: the devices that programs run on."""
 
+import logging
 from dataclasses import dataclass
 
 import jax
 
 from jfluid import environment, errors, flags
 from jfluid.host import cpu_threads, heap
+
+_log = logging.getLogger(__name__)
 
 
 class Place:
@@ -112,13 +115,19 @@ class CUDAPinnedPlace(Place):
 def place_to_run(place: Place | None) -> Place:
     """Return the place of a run: `place`, or for None the first GPU that JAX sees, else the CPU.
 
-    Raises PlaceError for a value that is no place, and for a GPU that JAX does not see.
+    A parameter server without GPUs runs on the CPU whatever place its script names, and logs that: servers of a job
+    get no GPU from the launcher.
+
+    Raises PlaceError for what is no place, and for a GPU that JAX does not see.
     """
     if place is None:
         place = CUDAPlace(0) if is_compiled_with_cuda() else CPUPlace()
     if not isinstance(place, Place):
         raise errors.PlaceError(f"place: expected CPUPlace() or CUDAPlace(i), found {place!r}")
     place = place.kind()
+    if isinstance(place, CUDAPlace) and not _gpus() and environment.text("TRAINING_ROLE") == "PSERVER":
+        _log.warning("%r: this parameter server sees no GPU; tables and updates are on the host", place)
+        return CPUPlace()
     if not isinstance(place, CPUPlace):
         place.device()  # an absent GPU is an error here
     return place

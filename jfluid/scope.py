@@ -6,7 +6,7 @@ from typing import Any
 
 from jfluid import errors
 from jfluid.ir.counts import Counts
-from jfluid.lod_tensor import LoDTensor, SelectedRows
+from jfluid.lod_tensor import LoDTensor, LoDTensorArray, SelectedRows
 
 _MOST_STEPS = 1 << 16  # number of programs with a run count in a scope, about 250 bytes each
 
@@ -24,6 +24,7 @@ class ScopeVariable:
         self.name = name
         self.tensor = LoDTensor()
         self._rows: SelectedRows | None = None
+        self._array: LoDTensorArray | None = None
         self.row_initializer: tuple[Any, int] | None = None
         self.saved = ""
         self._number: int | float | None = None
@@ -69,6 +70,12 @@ class ScopeVariable:
         if self._rows is None:
             self._rows = SelectedRows()
         return self._rows
+
+    def get_lod_tensor_array(self) -> LoDTensorArray:
+        """Return the array of tensors that the variable holds beside its tensor; the array is empty at first."""
+        if self._array is None:
+            self._array = LoDTensorArray()
+        return self._array
 
     def holds_selected_rows(self) -> bool:
         """Return True if `get_selected_rows` was called."""

@@ -1,5 +1,6 @@
 """Descriptions of programs, as scripts read them: `var.desc.type()`, `program.desc.block(0)`."""
 
+import numpy as np
 import pytest
 
 import jfluid as fluid
@@ -95,3 +96,11 @@ def test_numbers_in_a_scope():
     assert variable.is_float() and variable.get_float() == 0.5
     with pytest.raises(errors.UninitializedError, match=r"count holds 0.5 and no integer"):
         variable.get_int()
+
+
+def test_descriptions_and_arrays_begin_empty():
+    desc = core.ProgramDesc()
+    assert desc.num_blocks() == 1 and desc.block(0).op_size() == 0
+    array = fluid.Scope().var("words").get_lod_tensor_array()
+    array.append(fluid.create_lod_tensor(np.ones((2, 1)), [[2]], fluid.CPUPlace()))
+    assert len(array) == 1 and array[0].recursive_sequence_lengths() == [[2]]

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 import jfluid as fluid
-from jfluid import errors
+from jfluid import errors, places
 
 
 @pytest.fixture
@@ -96,10 +96,10 @@ def test_set_tensor_is_seen_and_checked(net):
     [
         ({}, ["loss"], errors.FeedError, "the program reads x, which the feed does not hold"),
         (
-            {"x": X.astype("float64")},
+            {"x": X.astype("complex64")},
             [],
             errors.FeedError,
-            r"expected dtype float32, found float64.*astype",
+            r"expected dtype float32, found complex64.*astype",
         ),
         (
             {"x": X[0]},
@@ -163,6 +163,19 @@ def test_close_and_bad_places(net):
         net.run(feed={"x": X})
     with pytest.raises(errors.PlaceError, match=r"CUDAPlace\(63\): JAX sees \d+ GPU"):
         fluid.Executor(fluid.CUDAPlace(63))
+
+
+def test_a_server_without_gpus_runs_on_the_host(monkeypatch, caplog):
+    monkeypatch.setenv("TRAINING_ROLE", "PSERVER")
+    monkeypatch.setattr(places, "_gpus", list)
+    out = fluid.layers.scale(fluid.data("x", [2]), 2.0)
+    exe = fluid.Executor(fluid.CUDAPlace(0))
+    assert exe.place == fluid.CPUPlace()
+    np.testing.assert_array_equal(exe.run(feed={"x": np.ones(2, "float32")}, fetch_list=[out])[0], [2, 2])
+    assert caplog.messages == ["CUDAPlace(0): this parameter server sees no GPU; tables and updates are on the host"]
+    monkeypatch.setenv("TRAINING_ROLE", "TRAINER")
+    with pytest.raises(errors.PlaceError, match=r"CUDAPlace\(0\): JAX sees 0 GPU"):
+        fluid.Executor(fluid.CUDAPlace(0))
     with pytest.raises(errors.PlaceError, match="expected CPUPlace"):
         fluid.Executor("cpu")
 
@@ -180,6 +193,35 @@ def test_the_shape_of_layers_data_binds_no_feed():
     out = fluid.layers.scale(x, 2.0)
     (got,) = fluid.Executor(fluid.CPUPlace()).run(feed={"x": X}, fetch_list=[out])
     np.testing.assert_array_equal(got, 2 * X)
+
+
+def scaled(x, feed):
+    out = fluid.layers.scale(x, 0.5)
+    return fluid.Executor(fluid.CPUPlace()).run(feed={x.name: feed}, fetch_list=[out])[0]
+
+
+@pytest.mark.parametrize("dtype", ["float64", "float16", "int32", "uint8"])
+def test_numbers_of_another_dtype_are_converted_for_layers_data(dtype, caplog):
+    x = fluid.layers.data("x_" + dtype, [2])
+    feed = np.array([[1, 2], [3, 4]], dtype)
+    for _ in range(2):
+        got = scaled(x, feed)
+        np.testing.assert_array_equal(got, np.array([[0.5, 1], [1.5, 2]], "float32"))
+        assert got.dtype == np.float32
+    assert [m for m in caplog.messages if x.name in m] == [
+        f"feed {x.name}: {dtype} is converted to the declared float32 in every run; feed float32"
+    ]
+
+
+@pytest.mark.parametrize("data", [fluid.data, fluid.layers.data])
+def test_integers_that_may_be_cut_off_are_refused(data):
+    with pytest.raises(errors.FeedError, match="expected dtype int32, found int64"):
+        scaled(data("ids", [2, 1], dtype="int32"), np.ones((2, 1), "int64"))
+
+
+def test_fluid_data_converts_no_feed():
+    with pytest.raises(errors.FeedError, match="expected dtype float32, found float64"):
+        scaled(fluid.data("x", [None, 2]), np.ones((3, 2)))
 
 
 def test_the_shape_of_fluid_data_does():

@@ -154,6 +154,41 @@ class Trainer:
         return np.array(self.scope.find_var(name).get_tensor())
 
 
+@pytest.mark.parametrize("suffix", ["", "_again"])
+def test_whole_parameters_start_as_in_a_local_run_and_pieces_apart(suffix):
+    x = fluid.data("x", [None, 12])
+    for name in ("a", "b", "c"):
+        x = fluid.layers.fc(x, 12, param_attr=name + suffix, bias_attr=False)
+    fluid.default_startup_program().random_seed = 3
+    origin = fluid.default_startup_program().clone()
+    transpiler = transpile(fluid.layers.mean(x), slice_var_up=False)
+    scope = fluid.Scope()
+    fluid.Executor(fluid.CPUPlace()).run(origin, scope=scope)
+    values = {name: np.array(scope.find_var(name + suffix).get_tensor()) for name in ("a", "b", "c")}
+    found = {}
+    for server in [Server(transpiler, endpoint) for endpoint in ENDPOINTS]:
+        held = [name for name in values if server.scope.find_var(name + suffix) is not None]
+        assert 0 < len(held) < 3
+        found |= {name: server.value(name + suffix) for name in held}
+    assert found.keys() == values.keys()
+    for name, value in values.items():
+        np.testing.assert_array_equal(found[name], value)
+
+
+def test_pieces_of_a_parameter_start_apart_whatever_its_name():
+    pieces = {}
+    for name in ("w", "other"):
+        with fluid.program_guard(fluid.Program(), fluid.Program()), fluid.unique_name.guard():
+            fluid.default_startup_program().random_seed = 3
+            x = fluid.data("x", [None, 12])
+            loss = fluid.layers.mean(fluid.layers.fc(x, 12, param_attr=name, bias_attr=False))
+            transpiler = transpile(loss)
+            servers = [Server(transpiler, endpoint) for endpoint in ENDPOINTS]
+        pieces[name] = [server.value(f"{name}.block{i}") for i, server in enumerate(servers)]
+        assert (pieces[name][0] != pieces[name][1]).any()
+    np.testing.assert_array_equal(pieces["w"], pieces["other"])
+
+
 def train(optimizer, trainers=2, steps=4, servers=ENDPOINTS, **fields):
     """(the parameters after `steps` steps of one process, those after as many with servers)."""
     optimizer().minimize(

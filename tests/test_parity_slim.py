@@ -106,6 +106,25 @@ def test_what_is_in_a_scope_to_skip_stays():
     assert {n.id() for n in graph.clone().all_nodes()}.isdisjoint(n.id() for n in graph.all_nodes())
 
 
+def test_graphs_are_drawn_compiled_and_made_for_phones(tmp_path):
+    graph, startup = graph_of(two_layers)
+    scope = fluid.Scope()
+    fluid.Executor().run(startup, scope=scope)
+    passes.QuantizationTransformPass(scope, PLACE).apply(graph)
+    second = [n for n in graph.all_op_nodes() if n.name() == "mul"][1]
+    assert "mul" in Path(graph.draw(str(tmp_path), "graph", [second])).read_text()
+    compiled = fluid.CompiledProgram(graph.graph)
+    (found,) = fluid.Executor().run(
+        compiled, feed={"x": np.ones((2, 4), "float32")}, fetch_list=["fc_1.tmp_1"], scope=scope
+    )
+    assert found.shape == (2, 4)
+    passes.QuantizationFreezePass(scope, PLACE, weight_bits=16).apply(graph)
+    with pytest.raises(errors.ProgramError, match="eight bits"):
+        passes.ConvertToInt8Pass(scope, PLACE).apply(graph)
+    passes.TransformForMobilePass().apply(graph)
+    assert {"quantize", "dequantize"} <= {n.name() for n in graph.all_op_nodes()}
+
+
 def test_a_graph_is_saved_and_loaded(tmp_path):
     main, startup, scope = fluid.Program(), fluid.Program(), fluid.Scope()
     with fluid.program_guard(main, startup), fluid.unique_name.guard():

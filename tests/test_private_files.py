@@ -25,6 +25,7 @@ from tests import import_graph
 SHARED = {
     "check_device.report": "a report that the user asked for",
     "check_device.trainer": "in a temporary folder",
+    "ir.graph": "a drawing that the user asked for",
     "command.install_alias": "a package, for whoever uses the environment",
     "command.demo": "examples, which are public",
     "command.limited_run": "in a temporary folder of the doctor",

@@ -101,3 +101,32 @@ def test_a_loader_is_reset(iterable):
             assert exe.run(fetch_list=[x])[0].tolist() == [[0.0, 0.0]]
         loader._reset()
     loader._reset()  # which does nothing
+
+
+def test_operators_as_functions():
+    """The numbers are those of the real Fluid."""
+
+    def value(array):
+        return fluid.dygraph.to_variable(np.asarray(array, "float32"))
+
+    with fluid.dygraph.guard(fluid.CPUPlace()):
+        x, out = value(np.ones((2, 3))), value([0])
+        x.stop_gradient = out.stop_gradient = False
+        assert [v.shape for v in core.ops.split(x, 3, "num", 3, "axis", 1)] == [[2, 1]] * 3
+        assert [v.shape for v in core.ops.reshape2(x, "shape", [3, 2])] == [[3, 2], [0, 2, 3]]
+        product = core.ops.matmul(x, x, out, "transpose_Y", True)
+        assert product is out and product.numpy().tolist() == [[3, 3], [3, 3]]
+        core.ops.relu(product).backward()
+        assert x.gradient().tolist() == [[4, 4, 4], [4, 4, 4]]
+        parameter, gradient, rate, velocity = value([1, 1]), value([2, 2]), value([0.5]), value([0, 0])
+        core.ops.sgd(parameter, rate, gradient, parameter)
+        core.ops.momentum(parameter, gradient, velocity, rate, parameter, velocity, "mu", 0.9)
+        assert parameter.numpy().tolist() == [-1, -1] and velocity.numpy().tolist() == [2, 2]
+        normal = core.ops.layer_norm(value([[0, 2]]), value([2, 2]), value([1, 1]), "begin_norm_axis", 1)
+        np.testing.assert_allclose(normal[0].numpy(), [[-1, 3]], rtol=1e-4)
+        with pytest.raises(TypeError, match="core.ops.sgd: expected 4 inputs and outputs"):
+            core.ops.sgd(parameter, rate, gradient)
+    with pytest.raises(AttributeError, match="core.ops has no operator 'relru'"):
+        core.ops.relru  # noqa: B018
+    with pytest.raises(errors.DygraphError, match="needs dygraph mode"):
+        core.ops.relu(x)

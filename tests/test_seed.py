@@ -265,7 +265,7 @@ def test_servers_programs_have_the_seed_of_when_they_are_asked_for():
         transpiler.transpile(0, pservers="127.0.0.1:1,127.0.0.1:2", trainers=1)
         main.random_seed, startup.random_seed = 7, 40
         server, its_startup = transpiler.get_pserver_programs("127.0.0.1:2")
-    assert (server.random_seed, its_startup.random_seed) == (7, 41)
+    assert (server.random_seed, its_startup.random_seed) == (7, 40)
 
 
 PROCESS = """
@@ -383,3 +383,70 @@ def test_an_executor_that_is_gone_is_not_taken_for_a_new_one():
         for _ in range(50):  # one of them may lie where the other lay
             fluid.Executor(fluid.CPUPlace()).close()
         trainer.run({"x": X})  # nobody has said goodbye
+
+
+# ---- what decides which numbers are drawn --------------------------------------------------------
+
+
+def two_layers(names):
+    """A net whose parameters have names of their own, or made up ones."""
+    x = layers.dropout(fluid.data("x", [None, 64]), 0.5, name=names and names[0])
+    for name, size in zip(names or (None, None), (16, 3)):
+        x = layers.fc(x, size, param_attr=name, bias_attr=False, name=name)
+    return x
+
+
+def drawn(names=None, more=False, read=False):
+    """The first parameters, and what dropout leaves, of a program that is built now."""
+    main, startup, scope = fluid.Program(), fluid.Program(), fluid.Scope()
+    main.random_seed = startup.random_seed = 5
+    with fluid.program_guard(main, startup):
+        out = two_layers(names)
+        if more:
+            layers.fc(out, 7, param_attr="later")
+            layers.create_parameter([4], "float32", default_initializer=fluid.initializer.Normal())
+    (mask,) = (op.output("Out")[0] for op in main.global_block().ops if op.type == "dropout")
+    weights = [p.name for p in main.all_parameters()][:2]
+    if read:
+        main, startup = (fluid.Program.parse_from_string(p.serialize_to_string()) for p in (main, startup))
+        main.random_seed = startup.random_seed = 5
+    exe = fluid.Executor(fluid.CPUPlace())
+    exe.run(startup, scope=scope)
+    found = [np.array(scope.find_var(name).get_tensor()) for name in weights]
+    return [*found, exe.run(main, feed={"x": X}, fetch_list=[mask], scope=scope)[0]]
+
+
+def test_equal_programs_draw_alike_whatever_their_variables_are_called():
+    first = drawn()
+    for other in (drawn(), drawn(("a", "b")), drawn(("b", "a"), more=True), drawn(read=True)):
+        for a, b in zip(first, other, strict=True):
+            np.testing.assert_array_equal(a, b)
+    assert (first[0][:16, :3] != first[1]).any()  # two operators of a kind do not draw alike
+
+
+def test_parts_of_a_program_draw_what_the_whole_draws():
+    with fluid.program_guard(fluid.Program(), fluid.Program()), fluid.unique_name.guard():
+        main, startup = fluid.default_main_program(), fluid.default_startup_program()
+        x = fluid.data("x", [None, 64])
+        masks = [layers.dropout(x, 0.5) for _ in range(3)]
+        built = fluid.Program()
+        with fluid.program_guard(built, startup):
+            one = layers.dropout(fluid.data("x", [None, 64]), 0.5)
+    main.random_seed = built.random_seed = 3
+    last = masks[-1].name
+    part = main._prune([masks[-1]])
+    exe = fluid.Executor(fluid.CPUPlace())
+
+    def draw(program, name):
+        return exe.run(program, feed={"x": X}, fetch_list=[name], scope=fluid.Scope())[0]
+
+    whole = draw(main, last)
+    np.testing.assert_array_equal(draw(part, last), whole)
+    np.testing.assert_array_equal(draw(part.clone(), last), whole)
+    alone = draw(built, one.name)
+    np.testing.assert_array_equal(alone, draw(main, masks[0].name))
+    assert (alone != whole).any()
+    renumbered = fluid.Program.parse_from_string(part.serialize_to_string())
+    renumbered.random_seed = 3  # the file does not tell what was removed
+    np.testing.assert_array_equal(draw(renumbered, last), alone)
+    assert renumbered.fingerprint != part.fingerprint

@@ -1,1 +1,1 @@
-"""What old scripts expect around Fluid: the package `paddle`, and names that Python and NumPy had in their time."""
+"""Environment of old scripts: the package `paddle`, and names that Python and NumPy had in 2020."""

@@ -15,7 +15,7 @@ Names = dict[str, tuple[str, Any]]
 
 
 class ArgSpec(NamedTuple):
-    """What inspect.getargspec returned."""
+    """Result of `inspect.getargspec`."""
 
     args: list[str]
     varargs: str | None
@@ -24,7 +24,7 @@ class ArgSpec(NamedTuple):
 
 
 def _getargspec(func: Any) -> ArgSpec:
-    """Raises ValueError for a function with keyword-only arguments, as it did."""
+    """Raise ValueError for a function with keyword-only arguments, as it did."""
     found = inspect.getfullargspec(func)
     if found.kwonlyargs:
         raise ValueError(f"inspect.getargspec: {func!r} has keyword-only arguments")

@@ -12,7 +12,7 @@ _USAGE = """usage: {name} script.py [arguments of the script]
 
 
 def run(command: Sequence[str], name: str = "python -m jfluid") -> None:
-    """Run `script.py arguments` or `-m module arguments`; what it raises passes through.
+    """Run `script.py arguments` or `-m module arguments`; errors of the script pass through.
 
     Raises SystemExit with status 2 when there is nothing to run, and its message on stderr.
 

@@ -18,7 +18,7 @@ long_type = int
 
 
 def to_text(obj: Any, encoding: str = "utf-8", inplace: bool = False) -> Any:
-    """Return bytes as a str; of a list, set or dict each of its items (with `inplace` in the same object).
+    """Return bytes as a str; of a list, set or dict, convert each item (with `inplace` in the same object).
 
     A str, bool, float or None stays as it is. Raises TypeError for anything else, and
     UnicodeDecodeError for bytes of another encoding.
@@ -35,7 +35,7 @@ def to_text(obj: Any, encoding: str = "utf-8", inplace: bool = False) -> Any:
 
 
 def to_bytes(obj: Any, encoding: str = "utf-8", inplace: bool = False) -> Any:
-    """Return a str as bytes; of a list or set each of its items (with `inplace` in the same object).
+    """Return a str as bytes; of a list or set, convert each item (with `inplace` in the same object).
 
     Bytes and None stay as they are. Raises TypeError for anything else, and UnicodeEncodeError for
     what the encoding lacks.

@@ -1,6 +1,5 @@
 """Plans: a block cut into XLA segments, and host operators between the segments."""
 
-import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
@@ -10,6 +9,7 @@ from jfluid.ir import nesting
 from jfluid.ir.block import Block, kept, outer_names, reads_of, writes_of
 from jfluid.ir.operator import Operator
 from jfluid.ir.program import Program
+from jfluid.ir.streams import first_output
 from jfluid.ir.types import VarType
 from jfluid.ir.variable import EMPTY_NAME
 from jfluid.ops import registry, schema
@@ -290,15 +290,14 @@ def _check_fetches(block: Block, fetches: Sequence[str], written: set[str], feed
 
 
 def op_uid(op: Operator) -> int:
-    """Return the number of an operator's random stream, which stays when operators are added, removed or moved."""
-    first = next((n for names in op.outputs.values() for n in names if n != EMPTY_NAME), op.type)
-    return zlib.crc32(first.split("@RECOMPUTE")[0].encode())
+    """Return the number of the operator's random stream, by its number in the program (`jfluid.ir.streams`)."""
+    return op.block.program.streams.uid(op.type, first_output(op))
 
 
 def twin_uid(op: Operator, forward: OpDef) -> int:
-    """Return the `op_uid` of the forward operator of a gradient operator."""
+    """Return `op_uid` of the forward operator that gradient operator `op` belongs to."""
     for slot in forward.outs:
         names = op.inputs.get(slot.name) or [n.removesuffix("@GRAD") for n in op.inputs.get(slot.name + "@GRAD", ())]
         if names:
-            return zlib.crc32(names[0].split("@RECOMPUTE")[0].encode())
+            return op.block.program.streams.uid(forward.type, names[0])
     return 0

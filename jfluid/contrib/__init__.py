@@ -1,5 +1,7 @@
-"""Extensions of Fluid: mixed precision, quantization, statistics of programs, optimizers with decoupled
-weight decay, decoders and more layers. The other names raise UnsupportedError when they are called.
+"""Extensions of Fluid: mixed precision, quantization, statistics of programs and more.
+
+Optimizers with decoupled weight decay, decoders and further layers belong here, too. Names that are not
+implemented raise UnsupportedError when they are called.
 """
 
 from jfluid.contrib import decoder, layers, mixed_precision, quantize, statistics, weight_decay

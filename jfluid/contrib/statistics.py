@@ -1,6 +1,4 @@
-"""What a program holds, by numbers: the memory of its variables, how often operators occur, parameters and
-operations of its layers.
-"""
+"""Statistics of a program: memory of variables, frequency of operators, parameters and FLOPs of layers."""
 
 from collections import Counter
 from math import prod
@@ -21,8 +19,9 @@ def _check(program: Program, what: str) -> None:
 
 
 def memory_usage(program: Program, batch_size: int) -> tuple[float, float, str]:
-    """Fluid's estimate of the memory of the values that a program's global block computes: (lower
-    bound, upper bound, unit "B", "KB" or "MB"). XLA keeps fewer of them at the same time.
+    """Return Fluid's estimate of the memory of a program's values: (lower bound, upper bound, unit).
+
+    The unit is "B", "KB" or "MB". XLA keeps fewer values at the same time.
 
     Raises TypeError for what is no Program; ValueError for a batch size below 1, and for a variable
     with several unknown dimensions.
@@ -47,8 +46,9 @@ def memory_usage(program: Program, batch_size: int) -> tuple[float, float, str]:
 
 
 def op_freq_statistic(program: Program) -> tuple[list[tuple[str, int]], list[tuple[str, int]]]:
-    """How often each operator occurs in a program's global block, and each pair "a->b" of which b
-    reads what a computes: two lists of (name, number), the most frequent first.
+    """Count each operator of a program's global block, and each pair "a->b" of a producer and a consumer.
+
+    Returns two lists of (name, number), the most frequent first.
 
     Raises TypeError for what is no Program.
     """
@@ -73,11 +73,12 @@ _COUNTED = ("conv2d", "depthwise_conv2d", "pool2d", "mul", "batch_norm", *_ACTIV
 
 
 def summary(main_prog: Program) -> None:
-    """Print a table of the layers of a program's global block, those that Fluid's `summary` knows: convolutions,
-    pooling, products of fully connected layers, batch normalisation and activations. For each, the shapes of one
-    example, its parameters, and FLOPs: multiplications and additions both count. Biases are added by operators of
-    their own and do not count. (Fluid's numbers differ where it divides convolutions in groups by the groups twice, counts
-    multiplications alone in fully connected layers, and takes the size of a batch for -1.)
+    """Print a table of the layers of a program's global block, as Fluid's `summary`.
+
+    The layers are convolutions, pooling, products of fully connected layers, batch normalisation and activations.
+    Columns are the shapes of an example, the parameters, and FLOPs: multiplications and additions both count. Biases
+    are separate operators and do not count. Fluid's numbers differ: it divides grouped convolutions by the groups
+    twice, counts multiplications alone in fully connected layers, and takes the batch size for -1.
 
     Raises TypeError for what is no Program.
     """

@@ -71,8 +71,10 @@ class DecoupledWeightDecay:
 
 
 def extend_with_decoupled_weight_decay(base_optimizer: type[Any]) -> type[Any]:
-    """A class like an optimizer's whose `minimize` also takes `weight_decay` times the old value off
-    each parameter (Loshchilov and Hutter, "Decoupled Weight Decay Regularization", 2019).
+    """Return a subclass of an optimizer that decays parameters apart from the gradient.
+
+    `minimize` also subtracts `weight_decay` times the old value from each parameter (Loshchilov and Hutter, "Decoupled
+    Weight Decay Regularization", 2019).
 
         AdamW = fluid.contrib.extend_with_decoupled_weight_decay(fluid.optimizer.Adam)
         AdamW(weight_decay=0.01, learning_rate=0.001).minimize(loss)

@@ -43,7 +43,7 @@ class DataFeedDesc:
             self._slot(name).is_dense = True
 
     def set_use_slots(self, use_slots_name: Sequence[str]) -> None:
-        """Let slots feed their variables; all others are read and dropped.
+        """Let slots feed their variables; further slots are read and dropped.
 
         Raises KeyError for a name that no slot has.
         """

@@ -1,4 +1,4 @@
-"""QueueDataset, which reads its files while training, and InMemoryDataset, which reads them before."""
+"""QueueDataset reads files while training; InMemoryDataset reads files before training."""
 
 import logging
 import threading
@@ -40,7 +40,7 @@ class DatasetFactory:
 
 
 class DatasetBase:
-    """Files whose lines are records of slots."""
+    """Files with a record of slots in each line."""
 
     _feed = ""
 
@@ -67,7 +67,7 @@ class DatasetBase:
         self._slots = slots
 
     def set_batch_size(self, batch_size: int) -> None:
-        """Set the records of a batch; the last one of an epoch has the rest."""
+        """Set the records of a batch; the last batch of an epoch has the rest."""
         self._batch_size = positive("set_batch_size", batch_size)
 
     def set_thread(self, thread_num: int) -> None:
@@ -96,14 +96,19 @@ class DatasetBase:
         self._source.download_cmd = download_cmd
 
     def set_hdfs_config(self, fs_name: str, fs_ugi: str) -> None:
-        """Set the filesystem of files without an address: `fs_name` as "hdfs://host:port", `fs_ugi` as "user,password"
-        (HDFS takes the user alone)."""
+        """Set the filesystem of files without an address.
+
+        `fs_name` is "hdfs://host:port", `fs_ugi` is "user,password" (HDFS takes the user alone).
+        """
         self._source.filesystem = fs_name
         self._source.options = {"user": fs_ugi.partition(",")[0]} if fs_ugi else None
 
     def set_on_bad_lines(self, on_bad_lines: str) -> None:
-        """Choose what happens to invalid lines: "error", the default, raises with file, number and
-        slot; "skip" counts them (`bad_lines`) and continues. Fluid has no such choice."""
+        """Choose the reaction to invalid lines: "error" (the default) or "skip".
+
+        "error" raises with file, number and slot; "skip" counts the line (`bad_lines`) and continues. Fluid has no
+        such choice.
+        """
         if on_bad_lines not in ("error", "skip"):
             raise errors.DataError(f"set_on_bad_lines: expected 'error' or 'skip', found {on_bad_lines!r}")
         self._bad.skip = on_bad_lines == "skip"
@@ -117,11 +122,11 @@ class DatasetBase:
         self._candidates = positive("record_candidate_size", record_candidate_size) if fea_eval else 0
 
     def slots_shuffle(self, slots: Sequence[str]) -> None:
-        """Raises UnsupportedError: only an InMemoryDataset has its records in memory."""
+        """Raise UnsupportedError: only an InMemoryDataset has its records in memory."""
         raise errors.UnsupportedError(f"{type(self).__name__}.slots_shuffle: use InMemoryDataset")
 
     def set_rank_offset(self, rank_offset: str) -> None:
-        """Raises UnsupportedError unless the name is empty."""
+        """Raise UnsupportedError unless the name is empty."""
         _box_only("set_rank_offset", rank_offset)
 
     def set_pv_batch_size(self, pv_batch_size: int) -> None:
@@ -136,7 +141,7 @@ class DatasetBase:
         return text_of(self._feed, self._batch_size, self._slots, self._source.pipe_command)
 
     def _batches(self, threads: int = 0) -> "ReaderThreads":
-        """The feeds of an epoch, made by threads that the `with` block starts and ends."""
+        """Return the feeds of an epoch, made by threads that the `with` block starts and ends."""
         raise NotImplementedError
 
     def _steps(self) -> int | None:
@@ -163,11 +168,11 @@ class QueueDataset(DatasetBase):
     _feed = "MultiSlotDataFeed"
 
     def local_shuffle(self) -> None:
-        """Raises UnsupportedError: use InMemoryDataset."""
+        """Raise UnsupportedError: use InMemoryDataset."""
         raise errors.UnsupportedError("QueueDataset.local_shuffle: records pass by only once: use InMemoryDataset")
 
     def global_shuffle(self, fleet: Any = None) -> None:
-        """Raises UnsupportedError: use InMemoryDataset."""
+        """Raise UnsupportedError: use InMemoryDataset."""
         raise errors.UnsupportedError("QueueDataset.global_shuffle: records pass by only once: use InMemoryDataset")
 
     def _batches(self, threads: int = 0) -> ReaderThreads:
@@ -203,6 +208,11 @@ class InMemoryDataset(DatasetBase):
         self._message_size, self._message_pause = 1024, 0.0
         self._received = 0
 
+    @property
+    def dataset(self) -> "InMemoryDataset":
+        """The dataset: in Fluid the C++ object behind it, which has methods of the same names."""
+        return self
+
     def set_queue_num(self, queue_num: int) -> None:
         """Set the queues between readers and trainers.
 
@@ -212,21 +222,23 @@ class InMemoryDataset(DatasetBase):
 
     @property
     def parse_ins_id(self) -> bool:
-        """Whether each line begins with the name of its record."""
+        """True if each line begins with the name of its record."""
         return self._tags > 0
 
     def set_parse_ins_id(self, parse_ins_id: bool) -> None:
-        """Whether each line begins with "1 id", the name of its record."""
+        """Set that each line begins with "1 id", the name of the record."""
         self._tags = max(self._tags, 1) if parse_ins_id else 0
 
     def set_parse_content(self, parse_content: bool) -> None:
-        """Whether "1 text" stands behind the record's id; the text is left out."""
+        """Set that "1 text" follows the id of a record; the text is left out."""
         self._tags = 2 if parse_content else min(self._tags, 1)
 
     def set_merge_by_lineid(self, merge_size: int = 2) -> None:
-        """Let `global_shuffle` make one record of those that have one id: ragged slots one behind
-        the other, dense ones of the first. Ids with another number of records than `merge_size` are
-        dropped (0: none is)."""
+        """Let `global_shuffle` merge the records of an id into one record.
+
+        Ragged slots are concatenated; dense slots are taken from the first record. Ids without exactly `merge_size`
+        records are dropped (0: none is).
+        """
         if merge_size < 0:
             raise errors.DataError(f"set_merge_by_lineid: expected a number of records, found {merge_size}")
         self._merge_size = merge_size
@@ -249,14 +261,14 @@ class InMemoryDataset(DatasetBase):
         self.wait_preload_done()
 
     def preload_into_memory(self, thread_num: int | None = None) -> None:
-        """Begin to read all files, in `thread_num` threads; `wait_preload_done` waits for them."""
+        """Begin to read all files in `thread_num` threads; `wait_preload_done` waits for the end."""
         files = self._ready()
         self._drop()
         threads = self._threads if thread_num is None else positive("thread_num", thread_num)
         self._loading = _Loading(self, files, threads)
 
     def wait_preload_done(self) -> None:
-        """Wait until all files are read. Raises what `load_into_memory` raises."""
+        """Wait until all files are read. Errors are those of `load_into_memory`."""
         if self._loading is None:
             raise errors.DataError("wait_preload_done: call preload_into_memory first")
         loading, self._loading = self._loading, None
@@ -273,7 +285,7 @@ class InMemoryDataset(DatasetBase):
         self._order = shuffle.generator().permutation(len(records))
 
     def global_shuffle(self, fleet: Any = None, thread_num: int = 12) -> None:
-        """Hand each record to a random trainer, and put them into random order.
+        """Send each record to a random trainer, and shuffle the received records.
 
         Args:
             fleet: tells this trainer's place among the trainers; None for a single one.
@@ -310,8 +322,9 @@ class InMemoryDataset(DatasetBase):
         self._records, self._order = records, draw.permutation(len(records))
 
     def slots_shuffle(self, slots: Sequence[str]) -> None:
-        """Give each record the values of `slots` of a random record, to measure the importance of
-        the slots for a model.
+        """Give each record the values of `slots` of a random record.
+
+        The loss of accuracy measures the importance of the slots for a model.
 
         Each call starts from the records as they were read. Raises DataError unless `set_fea_eval`
         allowed it.
@@ -337,9 +350,7 @@ class InMemoryDataset(DatasetBase):
         return own if fleet is None else exchange.total(own, fleet)
 
     def get_shuffle_data_size(self, fleet: Any = None) -> int:
-        """Return how many records the last `global_shuffle` between trainers returned, to all
-        trainers if `fleet` is given.
-        """
+        """Return the number of records after the last `global_shuffle`; with `fleet`, of all trainers."""
         return self._received if fleet is None else exchange.total(self._received, fleet)
 
     # What belongs to Baidu's PaddleBox and pslib: page views, phases, tables that are filled while
@@ -354,31 +365,31 @@ class InMemoryDataset(DatasetBase):
             _box_only("set_feed_type", data_feed_type)
 
     def set_parse_logkey(self, parse_logkey: bool) -> None:
-        """Raises UnsupportedError unless False."""
+        """Raise UnsupportedError unless False."""
         _box_only("set_parse_logkey", parse_logkey)
 
     def set_merge_by_sid(self, merge_by_sid: bool) -> None:
-        """Raises UnsupportedError unless False."""
+        """Raise UnsupportedError unless False."""
         _box_only("set_merge_by_sid", merge_by_sid)
 
     def set_enable_pv_merge(self, enable_pv_merge: bool) -> None:
-        """Raises UnsupportedError unless False."""
+        """Raise UnsupportedError unless False."""
         _box_only("set_enable_pv_merge", enable_pv_merge)
 
     def set_current_phase(self, current_phase: int) -> None:
-        """Raises UnsupportedError for the join phase, 1; 0 is the update phase, which every dataset is in."""
+        """Raise UnsupportedError for the join phase, 1; 0 is the update phase, which every dataset is in."""
         _box_only("set_current_phase", current_phase)
 
     def preprocess_instance(self) -> None:
-        """Raises UnsupportedError: merges page views."""
+        """Raise UnsupportedError: merges page views."""
         _box_only("preprocess_instance", "page views")
 
     def postprocess_instance(self) -> None:
-        """Raises UnsupportedError: splits page views."""
+        """Raise UnsupportedError: splits page views."""
         _box_only("postprocess_instance", "page views")
 
     def get_pv_data_size(self) -> int:
-        """Raises UnsupportedError: counts page views."""
+        """Raise UnsupportedError: counts page views."""
         raise errors.UnsupportedError(
             "get_pv_data_size: page views belong to PaddleBox; get_memory_data_size counts records"
         )
@@ -398,7 +409,7 @@ class InMemoryDataset(DatasetBase):
         consume_thread_num: int,
         shard_num: int,
     ) -> None:
-        """Raises UnsupportedError: tables are filled when their rows are first used."""
+        """Raise UnsupportedError: tables are filled when their rows are first used."""
         _box_only("generate_local_tables_unlock", f"table {table_id}")
 
     def _steps(self) -> int:
@@ -428,7 +439,7 @@ class InMemoryDataset(DatasetBase):
         return self._records
 
     def _budget(self, what: str) -> MemoryBudget:
-        """The memory that may be allocated beside the records in memory."""
+        """Return the memory that may be allocated beside the records in memory."""
         held = {r.values.ctypes.data: r.nbytes for r in (self._records, self._unmixed) if r is not None}
         return MemoryBudget(f"{type(self).__name__}.{what}", sum(held.values()))
 
@@ -496,7 +507,7 @@ def _slot_of(var: Variable) -> Slot:
 
 
 def _box_only(name: str, value: Any) -> None:
-    """Refuse what only PaddleBox or pslib have, unless the value turns it off."""
+    """Refuse options of PaddleBox and pslib, unless the value turns the option off."""
     if value:
         raise errors.UnsupportedError(
             f"{name}({value!r}): page views, log keys and tables filled while reading belong to "

@@ -104,8 +104,9 @@ def total(own: int, fleet: Any) -> int:
 
 
 def _endpoints(fleet: Any) -> list[str]:
-    """Return where the trainers are: the role makers of jobs with servers do not tell, as in Fluid, but
-    the launcher does.
+    """Return the endpoints of the trainers.
+
+    Role makers of jobs with servers do not know the endpoints, as in Fluid, but the launcher does.
     """
     from jfluid.environment.process import RoleVariables
 
@@ -119,7 +120,7 @@ def _endpoints(fleet: Any) -> list[str]:
 
 
 def gathered(value: np.ndarray, own: int, endpoints: list[str]) -> np.ndarray:
-    """Return the arrays of all trainers, stacked; they have one shape and dtype.
+    """Return the arrays of all trainers, stacked; the arrays have one shape and dtype.
 
     All trainers call it equally often.
     """
@@ -146,7 +147,7 @@ def decode_number(data: bytes) -> int:
 
 
 def decode_array(data: bytes, dtype: "np.dtype[Any]", shape: tuple[int, ...]) -> np.ndarray:
-    """Return an array of this dtype and shape. Raises MessageError for another one."""
+    """Return an array of this dtype and shape. Raises MessageError for a different array."""
     head, _, rest = data.partition(b"\n")
     expected = _described(dtype, shape)
     if head != expected or len(rest) != dtype.itemsize * int(np.prod(shape)):
@@ -180,7 +181,7 @@ def _only(values: list[Any], sender: int) -> Any:
 
 
 def _most_bytes() -> int:
-    """How many bytes one trainer may send: the limit that was set, or the memory of this machine."""
+    """Return the limit of bytes from one trainer: the setting, or the memory of this machine."""
     return flags.get("FLAGS_global_shuffle_peer_bytes") or os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
 
 
@@ -222,7 +223,7 @@ def _exchange(
 
 
 class _Exchange:
-    """One exchange.
+    """Exchange of records among trainers.
 
     A trainer may be one exchange ahead: the others reject it until they have begun that one, too.
     """

@@ -26,9 +26,9 @@ class MemoryBudget:
         self._lock = threading.Lock()
 
     def take(self, size: int) -> None:
-        """Count so many more bytes, before they are allocated.
+        """Reserve `size` bytes before an allocation.
 
-        Raises DataError if they do not fit.
+        Raises DataError if the budget is exceeded.
         """
         with self._lock:
             if self._used + size > self._most:

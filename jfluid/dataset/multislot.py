@@ -64,7 +64,7 @@ LONGEST_TAG = 24  # bytes of an id; a line has 8 at least
 
 @dataclass(frozen=True)
 class Slot:
-    """One slot of a line.
+    """Slot of a line.
 
     Attributes:
         name: the variable that it feeds.
@@ -144,7 +144,7 @@ def joined(parts: Sequence[Records]) -> Records:
 
 @intrinsic
 def _zero_bits(typing: Any, number: Any) -> Any:
-    """The number of zero bits below the lowest one bit; 64 for zero."""
+    """Return the number of zero bits below the lowest one bit; 64 for zero."""
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         return builder.cttz(arguments[0], ir.Constant(ir.IntType(1), 0))
@@ -154,7 +154,7 @@ def _zero_bits(typing: Any, number: Any) -> Any:
 
 @kernel()
 def _word(at):
-    """Where the next word of the line begins; at a newline when there is none."""
+    """Return the position of the next word of the line, or of the newline."""
     while _byte(at) == _SPACE or _byte(at) == _TAB or _byte(at) == _RETURN:
         at += 1
     return at
@@ -162,7 +162,9 @@ def _word(at):
 
 @kernel()
 def _digits(at):
-    """(value, number) of the digits at `at`, at most eight of them, all at once and without a branch for each.
+    """Return (value, number) of at most eight digits at `at`, without a branch for each digit.
+
+    The bytes of digits become 0 to 9, bytes after the last digit are shifted out, and pairs, then fours, are combined.
 
     The bytes of digits become 0 to 9; those after the last digit are shifted out; pairs, then
     fours, are combined.
@@ -184,7 +186,7 @@ def _digits(at):
 
 @kernel()
 def _whole(at, end):
-    """(value, where it ends, what is wrong) of a whole number from -2**63 to 2**64 - 1, which wraps as in C."""
+    """Parse a whole number: (value, end, error code). Values from -2**63 to 2**64 - 1 wrap as in C."""
     if at + 8 < end:
         value, number = _digits(at)
         if 0 < number < 8 and _byte(at + number) <= _SPACE:
@@ -212,7 +214,7 @@ def _whole(at, end):
 
 @kernel()
 def _decimal(at, end):
-    """(value, where it ends, what is wrong) of a decimal number."""
+    """Parse a decimal number: (value, end, error code)."""
     if at + 17 < end:
         whole, number = _digits(at)
         point = at + number
@@ -231,7 +233,7 @@ def _decimal(at, end):
 
 @kernel()
 def _any_decimal(at):
-    """As _decimal, for signs, exponents and any length; the first 19 digits count."""
+    """Parse a decimal number with sign, exponent and any length; the first 19 digits count."""
     negative = _byte(at) == _MINUS
     if negative or _byte(at) == _PLUS:
         at += 1
@@ -279,7 +281,7 @@ def _any_decimal(at):
 
 @kernel()
 def _count(at, end):
-    """(count of a slot's values, where it ends, what is wrong)."""
+    """Parse the count of a slot's values: (count, end, error code)."""
     count = np.int64(_byte(at)) - np.int64(_ZERO)
     if 0 < count <= 9 and _byte(at + 1) == _SPACE:  # as nearly every one
         at += 1
@@ -313,7 +315,7 @@ def _tag(at):
 
 @kernel()
 def _parse(text, begin, decimals, sizes, kept, tags, drop_zeros, values, floats, counts, starts, tag_places):
-    """Parse lines from text[begin]: (records, lines, where it stopped, what is wrong, in which slot, at which place).
+    """Parse lines from text[begin]: (records, lines, end, error code, slot of the error, place of the error).
 
     It stops at the end of the text, when `counts` is full, or after a wrong line, which is the last
     one counted.
@@ -371,7 +373,7 @@ def _parse(text, begin, decimals, sizes, kept, tags, drop_zeros, values, floats,
 
 @kernel()
 def _tokens(text, places, width):
-    """[n, width]: the bytes from begin to end of each pair of places, as many as fit, filled with zeros."""
+    """Return the bytes between each pair of places, cut to `width` and padded with zeros: [n, width]."""
     out = np.zeros((len(places), width), np.uint8)
     for i in range(len(places)):
         for j in range(min(places[i, 1] - places[i, 0], width)):
@@ -408,7 +410,7 @@ class BadLine(Exception):
 
 
 class Parser:
-    """Turns text into records. Each thread needs one of its own.
+    """Parser of text into records. Each thread needs a separate parser.
 
     Args:
         slots: what a line holds.
@@ -460,7 +462,7 @@ class Parser:
         return Records(values[:used].copy(), counts[:found].copy(), starts[: found + 1].copy(), tags), lines
 
     def _room(self, size: int) -> tuple[Any, Any, Any, Any]:
-        """Arrays large enough for any `size` bytes of text; they are reused for the next text."""
+        """Return arrays large enough for `size` bytes of any text; the next text reuses the arrays."""
         if self._scratch is None or size > self._scratch[0]:
             most = size // self._shortest + 1
             self._scratch = (
@@ -487,7 +489,7 @@ class Parser:
 
     @staticmethod
     def _tags(text: Any, places: Any) -> Any:
-        """The ids. All take the space of the longest, so a long one is replaced by its digest."""
+        """Return the ids. All take the space of the longest, so a long one is replaced by its digest."""
         sizes = places[:, 1] - places[:, 0]
         width = min(int(sizes.max(initial=1)), LONGEST_TAG)
         tags = _tokens(text, places, width).view(f"S{width}").reshape(-1)
@@ -497,9 +499,10 @@ class Parser:
         return tags
 
     def batch(self, records: Records, order: Any) -> dict[str, Any]:
-        """Return the feed of the records at positions `order` (int64 [b]): for dense slots arrays
-        [rows, ...], whose rows the values of all records fill one after the other, as in Fluid;
-        LoDTensors [n, 1] for ragged ones.
+        """Return the feed of the records at positions `order` (int64 [b]).
+
+        Dense slots give arrays [rows, ...], filled by the values of all records in order, as in Fluid; ragged slots
+        give LoDTensors [n, 1].
         """
         lengths = records.counts[order]
         totals = lengths.sum(0, dtype=np.int64)
@@ -536,7 +539,7 @@ class Parser:
         return feed
 
     def _filled(self, slot: Slot, values: Any, counts: Any) -> Any:
-        """The rows [n, ...] that values fill. What is left over is dropped, as Fluid does."""
+        """Return the rows [n, ...] that values fill. Remaining values are dropped, as in Fluid."""
         assert slot.shape is not None
         if len(values) != len(counts) * slot.size and (counts % slot.size).any():
             key = (slot.name, slot.size)

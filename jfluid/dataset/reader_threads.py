@@ -1,4 +1,4 @@
-"""Threads that read and parse files while others compute."""
+"""Threads that read and parse files while training computes."""
 
 import queue
 import threading
@@ -22,7 +22,7 @@ class BadLines:
         self._lock = threading.Lock()
 
     def take(self, path: str, command: str, bad: BadLine) -> None:
-        """Raises DataError unless wrong lines are skipped."""
+        """Raise DataError unless wrong lines are skipped."""
         piped = f" (behind {command!r})" if command.strip() not in ("", "cat") else ""
         text = f"{path}{piped}, {bad}"
         if not self.skip:
@@ -43,7 +43,7 @@ def records_of(path: str, source: FileSource, parser: Parser, bad: BadLines, sta
 
 
 def batches_of(blocks: Iterator[Records], parser: Parser, size: int) -> Iterator[dict[str, Any]]:
-    """Feeds of `size` records in the order of the text; the last one has the rest."""
+    """Yield feeds of `size` records in the order of the text; the last one has the rest."""
     rest: list[Records] = []
     waiting = 0
     for block in blocks:
@@ -93,7 +93,7 @@ class ReaderThreads:
         self.stop()
 
     def stop(self) -> None:
-        """End the threads and the processes that they started."""
+        """End the threads, and the processes of the threads."""
         self._stop.set()
         for thread in self._threads:
             while thread.is_alive():

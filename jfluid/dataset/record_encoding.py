@@ -32,7 +32,7 @@ def encode(records: Records) -> bytes:
 
 
 def decode(data: bytes, slots: Sequence[Slot], tagged: bool) -> Records:
-    """Return the records in `data`, of a dataset with these slots, whose records have ids if `tagged`.
+    """Return the records in `data`, of a dataset with these slots; `tagged` records have ids.
 
     Takes memory in proportion to the data. Raises MessageError for invalid data: each count and
     size is checked against the length of the data, and the slots.
@@ -49,7 +49,7 @@ def decode(data: bytes, slots: Sequence[Slot], tagged: bool) -> Records:
 
 
 def _sizes(data: bytes, slots: int, tagged: bool) -> tuple[int, int, int]:
-    """(records, values, bytes of a tag), which fit the length of the data."""
+    """Return (records, values, bytes of a tag), which fit the length of the data."""
     if len(data) < _HEADER.size or not data.startswith(_MAGIC):
         raise errors.MessageError(f"expected records, found {len(data)} bytes that begin with {data[:8]!r}")
     _, found, count, values, width = _HEADER.unpack_from(data)

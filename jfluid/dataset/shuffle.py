@@ -10,7 +10,7 @@ from jfluid.dataset.multislot import Records
 
 
 def generator() -> np.random.Generator:
-    """Random numbers that follow Python's `random.seed`, as those of `fluid.io.shuffle` do."""
+    """Return a random generator that follows Python's `random.seed`, as `fluid.io.shuffle` does."""
     return np.random.default_rng(random.getrandbits(64))
 
 
@@ -30,9 +30,7 @@ def _take(values, starts, order, to, out):
 
 
 def with_slots_of(records: Records, chosen: Any, donors: Any) -> Records:
-    """Return each record with the slots in `chosen` (bool [slots]) of the record that `donors`
-    (int64 [n]) names for it.
-    """
+    """Return each record with the slots in `chosen` (bool [slots]) of the record at `donors` (int64 [n])."""
     counts = np.where(chosen, records.counts[donors], records.counts)
     starts = np.zeros(len(records) + 1, np.int64)
     np.cumsum(counts.sum(1, dtype=np.int64), out=starts[1:])
@@ -57,8 +55,10 @@ def _mix(values, counts, starts, chosen, donors, out):
 
 
 def merged_by_tag(records: Records, dense: Any, size: int) -> tuple[Records, int]:
-    """Merge the records of each id: ragged slots are concatenated, dense slots (bool [slots]) are
-    those of the first record.
+    """Merge the records of each id: concatenate ragged slots, take dense slots from the first record.
+
+    `dense` is bool [slots]. Ids without exactly `size` records are left out (0: none is). Returns the records, in the
+    order of the first occurrence of the ids, and the number of dropped records.
 
     Ids with another number of records than `size` are left out (0: none is). Returns the records,
     in the order in which the ids first occur, and how many were left out.

@@ -26,8 +26,9 @@ class Processes:
         self._running: set[subprocess.Popen[bytes]] = set()
 
     def start(self, command: str, stdin: Any, *arguments: str) -> subprocess.Popen[bytes]:
-        """Start a command in a session of its own, so that Ctrl-C does not reach it, and it can be
-        ended with its children.
+        """Start a command in a new session.
+
+        Ctrl-C does not reach the command, and its children can be ended with it.
 
         The arguments are its $1, $2 ...: the shell never parses them.
         """
@@ -50,7 +51,7 @@ class Processes:
             process.wait()
 
     def kill(self) -> None:
-        """Kill all that run; their readers reap them."""
+        """Kill all running processes; their readers reap the processes."""
         for process in list(self._running):
             _kill(process)
 
@@ -62,7 +63,7 @@ def _kill(process: subprocess.Popen[bytes]) -> None:
 
 @dataclass
 class FileSource:
-    """How to open the files of a dataset.
+    """Access to the files of a dataset.
 
     Attributes:
         pipe_command: a shell command that turns a file, on its standard input, into MultiSlot text;
@@ -118,7 +119,7 @@ class FileSource:
 
 @contextlib.contextmanager
 def _piped(command: str, stdin: BinaryIO | None, path: str, started: Processes) -> Iterator[Any]:
-    """The output of a shell command.
+    """Return the output of a shell command.
 
     Raises DataError when it fails; it is ended when the iteration ends early.
     """
@@ -182,6 +183,6 @@ def _whole_lines(stream: Any, path: str) -> Iterator[Any]:
 
 
 def _last_newline(buffer: Any, begin: int, end: int) -> int:
-    """The end of the last complete line of buffer[:end] after `begin`; 0 if there is none."""
+    """Return the end of the last complete line of buffer[:end] after `begin`; 0 if there is none."""
     tail = buffer[begin:end].tobytes().rfind(b"\n")
     return begin + tail + 1 if tail >= 0 else 0

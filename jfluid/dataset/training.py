@@ -21,7 +21,7 @@ from jfluid.scope import Scope
 
 
 class Printed:
-    """What is printed while a program runs over a dataset.
+    """Values to print while a program runs over a dataset.
 
     Args:
         fetch_list: variables or names whose values to print.

@@ -82,6 +82,11 @@ class DeviceVariables(Variables):
         "where the first of the processes that train together listens to the others, "
         "if not at its address in `PADDLE_TRAINER_ENDPOINTS`",
     )
+    nccl_interface: str | None = variable(
+        "NCCL_SOCKET_IFNAME",
+        "read by NCCL: the network interfaces between GPUs of several hosts, such as `eth0`; gloo, which carries arrays "
+        "between CPUs, has no such variable and takes the interface of the address of this host's name",
+    )
     xla_threads: Count | None = variable(
         "PJRT_NPROC",
         "read by XLA when JAX starts: how many threads steps on the CPU use; one for each "

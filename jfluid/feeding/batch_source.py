@@ -61,7 +61,7 @@ class BatchSource:
         self._items = partial(_batches, reader, _feed_by_position)
 
     def set_feeds(self, feeds: Callable[[], Iterator[Feed]]) -> None:
-        """Read from a reader of finished feeds, whose errors name their position themselves."""
+        """Read from a reader of finished feeds; the reader's errors name the position."""
         self._items = feeds
 
     def read(self, place: Callable[[Iterable[Feed]], Iterator[Feed]] | None = None) -> Prefetch[Feed]:
@@ -84,7 +84,7 @@ class BatchSource:
 def _then(
     place: Callable[[Iterable[Feed]], Iterator[Feed]] | None, items: Callable[[], Iterable[Feed]]
 ) -> Callable[[], Iterable[Feed]]:
-    """What gives the items as `place` leaves them."""
+    """Return a function that applies `place` to each item."""
     if place is None:
         return items
 
@@ -109,7 +109,7 @@ def _check_reader(reader: Any) -> None:
 
 
 def _batches(reader: Reader, convert: Convert) -> Iterator[Feed]:
-    """The feeds of one epoch. Errors name the batch."""
+    """Return the feeds of one epoch. Errors name the batch."""
     items: Iterator[Any] | None = None
     try:
         for number in itertools.count():
@@ -136,7 +136,7 @@ def _batches(reader: Reader, convert: Convert) -> Iterator[Feed]:
 
 
 def _feed_by_position(arrays: Any) -> Feed:
-    """The values under the numbers of their places."""
+    """Return the values under the numbers of their places."""
     if not isinstance(arrays, list | tuple):
         raise errors.FeedError(f"expected a list of arrays, found a {type(arrays).__name__}")
     return {
@@ -155,13 +155,13 @@ def _feed_of_arrays(slots: Sequence[Slot], arrays: Any) -> Feed:
 
 
 def _owned(value: Any, dtype: Any = None) -> np.ndarray:
-    """A new array of a value."""
+    """Return a new array of a value."""
     array = np.asarray(value, dtype)
     return array if isinstance(value, list | tuple) else aligned_memory.copied(array)
 
 
 def _tensor(slot: Slot, value: Any) -> LoDTensor:
-    """A copy of the value: the reader may reuse its array."""
+    """Return a copy of the value: the reader may reuse its array."""
     lod: list[np.ndarray] = []
     if isinstance(value, LoDTensor):
         lod = value._lod

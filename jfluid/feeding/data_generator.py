@@ -47,7 +47,7 @@ class DataGenerator:
         raise NotImplementedError(f"{type(self).__name__} must override generate_sample(self, line)")
 
     def generate_batch(self, samples: list[Sample]) -> Reader:
-        """Override to change the samples of a batch; a function that yields what is printed."""
+        """Override to change the samples of a batch: return a function that yields samples."""
         return lambda: samples
 
     def run_from_stdin(self) -> None:
@@ -66,7 +66,7 @@ class DataGenerator:
         sys.stdout.flush()
 
     def _gen_str(self, sample: Sample) -> str:
-        """The line of a sample.
+        """Return the line of a sample.
 
         Raises DataError for what is no sample, or has other slots than the first one.
         """
@@ -119,7 +119,7 @@ class MultiSlotDataGenerator(DataGenerator):
 
 
 class MultiSlotStringDataGenerator(DataGenerator):
-    """Samples whose values are texts already, printed as they are: faster where nothing is computed."""
+    """Generator of samples with values that are texts, printed unchanged: faster if nothing is computed."""
 
     def _type_of(self, name: str, values: Sequence[Any]) -> str:
         for value in values:

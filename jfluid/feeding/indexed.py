@@ -1,4 +1,4 @@
-"""Samples by index: what `fluid.io.DataLoader(dataset)` reads, and in which order."""
+"""Samples by index for `fluid.io.DataLoader(dataset)`, and the order of samples."""
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
@@ -32,7 +32,7 @@ class Dataset:
 
 
 class BatchSampler:
-    """Which samples make each batch: `iter(sampler)` gives lists of indices, `len(sampler)` is how many there are.
+    """Sampler of the indices of each batch: iterating gives lists of indices, `len` the number of batches.
 
     Args:
         dataset: whose indices are taken, all from 0 on.
@@ -80,7 +80,7 @@ class BatchSampler:
 
 
 def default_collate_fn(batch: Sequence[Any]) -> list[np.ndarray]:
-    """Stack each field of the samples: a list of arrays, whose first dimension is the batch.
+    """Stack each field of the samples: a list of arrays with the batch as first dimension.
 
     Args:
         batch: samples: each one array, or a list or tuple of fields of equal shapes.
@@ -122,7 +122,7 @@ def batches_in_order(
 
 
 def _in_turn(workers: list[Worker], count: int) -> Iterator[Any]:
-    """Give `count` batches, one of each worker in turn, and end the workers."""
+    """Yield `count` batches from the workers in turn, and end the workers."""
     loading = [iter(w) for w in workers]
     try:
         for number in range(count):

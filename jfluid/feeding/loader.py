@@ -1,4 +1,4 @@
-"""`fluid.io.DataLoader`: batches from a reader or a dataset, made ahead of the steps that take them."""
+"""`fluid.io.DataLoader`: batches from a reader or a dataset, prepared ahead of the steps."""
 
 import itertools
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -29,8 +29,9 @@ Batch = list[Feed] | list[list[LoDTensor]]
 
 
 class DataLoader:
-    """Loads batches of samples that a dataset gives by index; `from_generator` and `from_dataset`
-    make loaders of other sources.
+    """Loader of batches from a dataset with samples by index.
+
+    `from_generator` and `from_dataset` make loaders of further sources.
 
         for data in fluid.io.DataLoader(dataset, [image, label], fluid.cpu_places(), batch_size=32):
             exe.run(feed=data)
@@ -137,7 +138,7 @@ class DataLoader:
         use_multiprocess: bool = False,
         drop_last: bool = True,
     ) -> "GeneratorLoader":
-        """Return a loader of what a Python generator yields; see GeneratorLoader for the arguments.
+        """Return a loader of a Python generator's items; see GeneratorLoader for the arguments.
 
         In dygraph mode it yields lists of variables; see EagerLoader.
         """
@@ -158,7 +159,7 @@ class DataLoader:
 
 
 class GeneratorLoader:
-    """Loads what a generator yields.
+    """Loader of a generator's items.
 
     Iterable: `for data in loader():` gives what `Executor.run(feed=data)` takes: a list with a dict
     from names to LoDTensors for each place. Each `loader()` runs the generator anew, in a thread
@@ -223,7 +224,7 @@ class GeneratorLoader:
 
     @property
     def iterable(self) -> bool:
-        """Whether to iterate over batches, or to have the program read them."""
+        """True to iterate over batches, False to let the program read batches."""
         return self._iterable
 
     @property
@@ -285,7 +286,7 @@ class GeneratorLoader:
     __call__ = __iter__
 
     def __next__(self) -> Batch:
-        """The next batch of an epoch that the loader itself keeps; the first call, and that after its end, begins one."""
+        """Return the next batch of the loader's epoch; the first call, and a call after the end, begins an epoch."""
         if self._latest is None:
             self._latest = iter(self)
         try:
@@ -432,7 +433,7 @@ _AHEAD = 8  # batches of a dataset: it reads ahead itself
 
 
 def _batches_of(dataset: Any, drop_last: bool) -> Iterator[Feed]:
-    """The feeds of a dataset: the one place that knows how to get them."""
+    """Return the feeds of a dataset."""
     with dataset._batches() as batches:
         for batch in batches:
             feed = {name: value if isinstance(value, LoDTensor) else LoDTensor(value) for name, value in batch.items()}
@@ -467,7 +468,7 @@ def _epoch(
     return_list: bool,
     placer: FeedPlacer | None,
 ) -> tuple[ClosableQueue[Any], Iterator[Batch]]:
-    """(the queue of batches that are read ahead, groups of batches, one for each place).
+    """Return (the queue of batches that are read ahead, groups of batches, one for each place).
 
     With a placer they are brought to the places' devices ahead of time: by the thread that reads,
     where devices read the host's memory, as a second thread would only take the processor from the

@@ -22,7 +22,7 @@ class Closable(Protocol):
 
 
 class ClosableQueue(Generic[T]):
-    """A queue of at most `capacity` items from one thread to others.
+    """Queue of at most `capacity` items, from one thread to further threads.
 
     Once closed it is empty and refuses items.
 
@@ -85,14 +85,14 @@ class ClosableQueue(Generic[T]):
 
 
 class _End:
-    """The last item of a thread: the exception of its iterable, or None."""
+    """Last item of a thread: the exception of the iterable, or None."""
 
     def __init__(self, error: BaseException | None):
         self.error = error
 
 
 class Prefetch(Iterator[T]):
-    """The items of an iterable, up to `capacity` of them read ahead by a thread.
+    """Iterator over an iterable's items, with up to `capacity` items read ahead by a thread.
 
     What the iterable raises is raised here, after the items before it, and again whenever more is
     asked for. The thread ends with the iterable, and when this iterator is closed, interrupted or

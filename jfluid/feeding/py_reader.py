@@ -13,7 +13,7 @@ Reader = Callable[[], Iterable[Any]]
 
 
 class PyReader:
-    """Loads what a generator yields; see `fluid.io.DataLoader.from_generator` for the arguments and the errors."""
+    """Loader of a generator's items; see `fluid.io.DataLoader.from_generator` for the arguments and the errors."""
 
     def __init__(
         self,
@@ -27,7 +27,7 @@ class PyReader:
 
     @property
     def iterable(self) -> bool:
-        """Whether to iterate over batches, or to have the program read them."""
+        """True to iterate over batches, False to let the program read batches."""
         return self._loader.iterable
 
     @property
@@ -56,7 +56,7 @@ class PyReader:
     __call__ = __iter__
 
     def __next__(self) -> Batch:
-        """The next batch of an epoch that the reader itself keeps."""
+        """Return the next batch of an epoch that the reader itself keeps."""
         return next(self._loader)
 
     next = __next__

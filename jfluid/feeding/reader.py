@@ -59,7 +59,7 @@ def batch(reader: Reader, batch_size: int, drop_last: bool = False) -> Reader:
 
 
 def shuffle(reader: Reader, buf_size: int) -> Reader:
-    """Return a reader of the same samples, each run of `buf_size` of them shuffled with Python's `random`."""
+    """Return a reader of the same samples, shuffled in runs of `buf_size` with Python's `random`."""
 
     def shuffled() -> Iterator[Any]:
         samples = iter(reader())
@@ -81,7 +81,7 @@ def chain(*readers: Reader) -> Reader:
 
 
 def compose(*readers: Reader, check_alignment: bool = True) -> Reader:
-    """Return a reader whose samples join one sample of each reader into one tuple: (1, 2) and 3 give (1, 2, 3).
+    """Return a reader that joins one sample of each reader into a tuple: (1, 2) and 3 give (1, 2, 3).
 
     Readers of different lengths raise ComposeNotAligned, or, with `check_alignment=False`, end at
     the shortest.
@@ -126,7 +126,7 @@ def cache(reader: Reader) -> Reader:
 
 
 class _End:
-    """What a worker sends last: its error, or None."""
+    """Last item of a worker: the worker's error, or None."""
 
     def __init__(self, error: BaseException | None):
         self.error = error
@@ -144,7 +144,7 @@ class _Workers:
         self._running = 0
 
     def start(self, work: Iterable[Any]) -> None:
-        """Put everything that `work` yields, in a thread of its own."""
+        """Put all items of `work` into the queue, in a new thread."""
         self._running += 1
         threading.Thread(target=self._fill, args=(work,), daemon=True).start()
 
@@ -166,7 +166,7 @@ class _Workers:
         return False
 
     def items(self) -> Iterator[Any]:
-        """Return the threads' items, until all threads have ended; raises the exception of any of them."""
+        """Yield the threads' items until all threads have ended; raise the exception of any thread."""
         while self._running:
             item = self._queue.get()
             if not isinstance(item, _End):
@@ -184,7 +184,7 @@ class _Workers:
 
 
 def buffered(reader: Reader, size: int) -> Reader:
-    """Return a reader of the same samples, of which up to `size` are read ahead by a thread."""
+    """Return a reader of the same samples, with up to `size` samples read ahead by a thread."""
 
     def read_ahead() -> Iterator[Any]:
         with _Workers(size) as workers:
@@ -252,8 +252,9 @@ def xmap_readers(
 
 
 def multiprocess_reader(readers: Sequence[Reader], use_pipe: bool = True, queue_size: int = 1000) -> Reader:
-    """Return a reader of the samples of all `readers`, each of which runs in a process of its own,
-    in the order of their arrival.
+    """Return a reader of the samples of all `readers`, in order of arrival.
+
+    Each reader runs in a separate process.
 
     The processes are forked, so a reader may be any function; it must not use jfluid or JAX. With
     `use_pipe` each process sends through a pipe of its own; without it all share one queue of
@@ -323,7 +324,7 @@ def multiprocess_reader(readers: Sequence[Reader], use_pipe: bool = True, queue_
 
 
 class _Failure:
-    """What a process sends when its reader fails."""
+    """Error of a process with a failed reader."""
 
     def __init__(self, text: str):
         self.text = text
@@ -336,7 +337,7 @@ def _checked(item: Any) -> Any:
 
 
 def _send_samples(reader: Reader, send: Callable[[Any], None]) -> None:
-    """Runs in the process: all samples, then None."""
+    """Send all samples of the process, then None."""
     try:
         for sample in reader():
             if sample is None:

@@ -27,7 +27,7 @@ class ReaderFeeds:
         return self._without.get_or_make(program.identity, lambda: _split(program))
 
     def feed(self, program: Program, feed: Any, device: jax.Device) -> tuple[Program, Any]:
-        """Return the program without reader operators, and the feed with the batches that they read."""
+        """Return the program without reader operators, and the feed with the batches of the readers."""
         found = self._parts(program)
         if found is None:
             return program, feed
@@ -50,7 +50,7 @@ class ReaderFeeds:
 
 
 def _split(program: Program) -> tuple[Program, list[tuple[str, list[str]]]] | None:
-    """The program without its reader operators, and of each `read` operator (reader, names of its outputs)."""
+    """Return the program without reader operators, and (reader, output names) of each `read` operator."""
     ops = program.global_block().ops
     if not any(op.type in _READER_OPS for op in ops):
         return None

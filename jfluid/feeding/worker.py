@@ -1,4 +1,4 @@
-"""A reader in a process of its own, which sends batches through a pipe, arrays without a copy by Python."""
+"""Reader in a separate process, which sends batches through a pipe, and arrays without a copy by Python."""
 
 import contextlib
 import io
@@ -105,7 +105,7 @@ def _death(exitcode: int | None) -> str:
 
 
 def _rebuilt(text: str, trace: str, is_feed_error: bool) -> errors.JFluidError:
-    """The error of the process: its own message first, then its traceback."""
+    """Return the error of the process: the error's message first, then the traceback."""
     kind = errors.FeedError if is_feed_error else errors.ReaderError
     return kind(f"{text}\n\nIn the reader's process:\n{trace}")
 
@@ -151,7 +151,7 @@ def _end_with(parent: int) -> None:
 
 
 def _send(pipe: io.FileIO, message: Any) -> None:
-    """Send a pickle, then its arrays as they are in memory."""
+    """Send a pickle, then the pickle's arrays as raw memory."""
     buffers: list[pickle.PickleBuffer] = []
     data = pickle.dumps(message, protocol=5, buffer_callback=buffers.append)
     views = [buffer.raw() for buffer in buffers]
@@ -162,7 +162,7 @@ def _send(pipe: io.FileIO, message: Any) -> None:
 
 
 def _receive(pipe: io.FileIO) -> Any:
-    """The next message; None when the other end is closed."""
+    """Return the next message; None when the other end is closed."""
     head = _read(pipe, _HEADER.size)
     if head is None:
         return None

@@ -203,6 +203,7 @@ class Block:
                 var.op = op
                 if stop_gradient:
                     var.stop_gradient = True
+        self.program.streams.add(op)
         self.ops.insert(index, op)
         self.program._touch()
         return op

@@ -5,7 +5,7 @@ objects hold all state, and a description is a view of an object: changes of the
 """
 
 from collections.abc import Iterable
-from typing import Any, Protocol
+from typing import Any, ClassVar, Protocol
 
 from jfluid.ir import types
 
@@ -273,11 +273,16 @@ class ProgramDesc:
     """Description of a program.
 
     Args:
-        program: the Program that it describes.
+        program: the described Program; None for a new one.
+
+    Attributes:
+        new_program: creates a Program; `jfluid.ir.program` sets it.
     """
 
-    def __init__(self, program: Any):
-        self.described = program
+    new_program: ClassVar[type[Any]]
+
+    def __init__(self, program: Any = None):
+        self.described = self.new_program() if program is None else program
 
     def num_blocks(self) -> int:
         return len(self.described.blocks)

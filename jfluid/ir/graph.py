@@ -4,9 +4,12 @@ In Fluid a graph is built from a program, rewritten and converted to a program a
 copy of the program, which passes rewrite.
 """
 
+import re
 from collections.abc import Iterable
+from pathlib import Path
 from typing import Any
 
+from jfluid.ir import graphviz
 from jfluid.ir.descs import OpDesc, ProgramDesc, VarDesc
 from jfluid.ir.operator import Operator
 from jfluid.ir.program import Program
@@ -16,7 +19,7 @@ __all__ = ["Graph", "IrGraph", "IrNode", "IrOpNode", "IrVarNode"]
 
 
 class Graph:
-    """Copy of a program, the argument of `IrGraph`.
+    """Copy of a program, for `IrGraph` and `CompiledProgram`.
 
     Args:
         desc: `program.desc`.
@@ -193,3 +196,22 @@ class IrGraph:
     def all_nodes(self) -> list[IrNode]:
         """Return all operators and variables."""
         return [*self.all_op_nodes(), *self.all_var_nodes()]
+
+    def draw(
+        self,
+        save_path: str,
+        name: str,
+        marked_nodes: Iterable[IrOpNode] | None = None,
+        remove_ctr_var: bool = True,
+    ) -> str:
+        """Write the graph in Graphviz DOT to `save_path/name.dot`, and return the path.
+
+        Args:
+            marked_nodes: operators whose variables are highlighted.
+            remove_ctr_var: leave out variables that only order operators; a graph of jfluid has none.
+        """
+        path = f"{save_path}/{name}.dot"
+        marked = [n for node in marked_nodes or () for n in node.output_arg_names()]
+        text = graphviz.block_to_dot(self.program.global_block(), [re.escape(n) for n in marked])
+        Path(path).write_text(text)
+        return path

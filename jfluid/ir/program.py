@@ -12,6 +12,7 @@ from jfluid.ir.block import Block
 from jfluid.ir.descs import ProgramDesc
 from jfluid.ir.operator import Operator, OpRole
 from jfluid.ir.pipeline import PipelineOptions
+from jfluid.ir.streams import Streams
 from jfluid.ir.svg import block_to_svg
 from jfluid.ir.variable import EMPTY_NAME, Parameter, Variable, grad_name
 
@@ -41,6 +42,7 @@ class Program:
         self.blocks: list[Block] = [Block(self, 0)]
         self.current_block_idx = 0
         self._seed = _default_seed
+        self._streams: Streams | None = Streams()  # None: not counted yet, of a loaded program
         self._version = 0
         self._fingerprint: tuple[int, str] | None = None
         self._harmless = -1  # the version in which no operator was refused
@@ -112,6 +114,13 @@ class Program:
             raise errors.ProgramError(f"random_seed: expected an integer, found {seed!r}")
         self._seed = seed
 
+    @property
+    def streams(self) -> Streams:
+        """Numbers of the random operators' streams; of a loaded program, counted from its operators."""
+        if self._streams is None:
+            self._streams = Streams(op for b in self.blocks for op in b.ops)
+        return self._streams
+
     def global_seed(self, seed: int = 0) -> None:
         """Set the seed of this program, and the initial seed of later programs."""
         global _default_seed
@@ -135,6 +144,9 @@ class Program:
                 for op in block.ops:
                     attrs = sorted((k, named(a)) for k, a in op.attrs.items() if k not in _DESCRIPTIVE)
                     digest.update(repr((op.type, op.inputs, op.outputs, attrs)).encode())
+            if self._streams is not None:
+                ops = (op for b in self.blocks for op in b.ops)
+                digest.update(repr(self._streams.deviations(ops)).encode())
             self._fingerprint = (self._version, digest.hexdigest())
         return self._fingerprint[1]
 
@@ -199,6 +211,7 @@ class Program:
     def _copy(self) -> "Program":
         twin = Program()
         twin._seed = self._seed
+        twin._streams = None if self._streams is None else self._streams.copy()
         twin.release, twin.op_compatibility = self.release, self.op_compatibility
         twin._trainers_endpoints, twin.division = list(self._trainers_endpoints), self.division
         twin._pipeline_opt = self._pipeline_opt
@@ -402,6 +415,7 @@ class Program:
                         var.op = op
                         var.is_data = var.is_data or op.type == "feed"
             program.release, program.op_compatibility = file.release, file.op_compatibility
+            program._streams = None
         try:
             nesting.check(program, "these bytes are no Fluid program")
         except errors.ProgramError as e:
@@ -454,6 +468,7 @@ class _NameScopes:
             self.path = before
 
 
+ProgramDesc.new_program = Program
 _default_seed = 0
 _main_program = Program()
 _startup_program = Program()

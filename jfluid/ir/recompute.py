@@ -11,9 +11,8 @@ from dataclasses import dataclass, field
 from jfluid import errors
 from jfluid.ir.block import Block
 from jfluid.ir.operator import Operator, OpRole
+from jfluid.ir.streams import SUFFIX
 from jfluid.ir.variable import EMPTY_NAME, Variable
-
-SUFFIX = "@RECOMPUTE"
 
 
 @dataclass

@@ -46,6 +46,11 @@ class Schema(Protocol[Op]):
         Parts of the tensor then cannot be updated separately.
         """
 
+    def draws(self, op_type: str) -> bool:
+        """Return True if operators of a type draw from a random stream; gradient operators share the stream of
+        the forward operator.
+        """
+
     def is_declared_wrong(self, name: str, ops: Iterable[Op]) -> bool:
         """Return True if an operator reads the variable in a slot with shapes that differ from the declaration."""
 

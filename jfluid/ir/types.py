@@ -9,7 +9,7 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 
-EMPTY_NAME = "@EMPTY@"  # of a slot's place without a variable
+EMPTY_NAME = "@EMPTY@"  # of a variable that a slot leaves out
 
 
 class VarType(enum.IntEnum):

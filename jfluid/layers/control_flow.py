@@ -227,7 +227,14 @@ def cond(
         found = [None if r is None else _shape_of(r) for r in (true, false)]
         raise errors.ProgramError(f"cond: the branches return different structures: {found[0]} and {found[1]}")
     mask = emit("cast", {"X": pred}, {"in_dtype": int(pred.dtype), "out_dtype": int(VarType.INT32)})
-    return _map(lambda f, t: emit("select_input", {"X": [f, t], "Mask": mask}), false, true)
+    return _map(lambda f, t: _select([f, t], mask), false, true)
+
+
+def _select(inputs: Sequence[Variable], mask: Variable) -> Variable:
+    block = default_main_program().current_block()
+    out = block.create_var(dtype=inputs[0].dtype)
+    block.append_op("select_input", {"X": list(inputs), "Mask": mask}, {"Out": out})
+    return out
 
 
 def case(
@@ -340,8 +347,7 @@ def select_input(inputs: Sequence[Variable], mask: Variable) -> Variable:
         raise TypeError(f"select_input, inputs: expected a list, found {type(inputs).__name__}")
     if not isinstance(mask, Variable) or mask.dtype != VarType.INT32:
         raise TypeError("select_input, mask: expected a Variable of int32")
-    found: Variable = emit("select_input", {"X": list(inputs), "Mask": mask})
-    return found
+    return _select(inputs, mask)
 
 
 class Switch:

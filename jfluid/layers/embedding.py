@@ -34,11 +34,6 @@ def look_up(
         raise errors.ProgramError(
             f"embedding, padding_idx: expected a number from {-size[0]} to {size[0] - 1}, found {padding_idx}"
         )
-    if is_distributed and not is_sparse:
-        raise errors.ProgramError(
-            "embedding, is_distributed: servers take the rows that a step has touched, and no gradient "
-            "of the whole table: set is_sparse=True, too"
-        )
     helper = LayerHelper("embedding", param_attr=param_attr)
     table = helper.create_parameter(attr=helper.param_attr, shape=list(size), dtype=dtype)
     out = helper.create_variable_for_type_inference(dtype)

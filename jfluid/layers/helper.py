@@ -263,8 +263,6 @@ class LayerHelper:
 
     def create_global_variable(self, persistable: bool = False, *args: Any, **kwargs: Any) -> Variable:
         """Create a variable of the global block."""
-        kwargs.setdefault("name", unique_name.generate(f"{self.name}.tmp"))
-        kwargs.setdefault("stop_gradient", False)
         return self.main_program.global_block().create_var(*args, persistable=persistable, **kwargs)
 
     def create_or_get_global_variable(self, name: str, *args: Any, **kwargs: Any) -> tuple[Variable, bool]:

@@ -50,9 +50,11 @@ def declare(
     stop_gradient: bool = True,
     need_check_feed: bool = True,
 ) -> Variable:
-    """Declare a fed variable in the global block of both programs, as `layers.data` and `fluid.data` do."""
-    made = [
-        program.global_block().create_var(
+    """Declare a fed variable in the global block of the main program."""
+    return (
+        default_main_program()
+        .global_block()
+        .create_var(
             name=name,
             shape=shape,
             dtype=dtype,
@@ -62,9 +64,7 @@ def declare(
             is_data=True,
             need_check_feed=need_check_feed,
         )
-        for program in (default_startup_program(), default_main_program())
-    ]
-    return made[1]
+    )
 
 
 def load(out: Variable, file_path: str, load_as_fp16: bool | None = None) -> None:

@@ -11,6 +11,7 @@ from jfluid.ir.program import default_main_program
 from jfluid.ir.types import VarType
 from jfluid.ir.variable import Variable
 from jfluid.layers.helper import LayerHelper, check_variable, emit
+from jfluid.layers.math import reduce_mean, reduce_sum
 
 __all__ = [
     "bpr_loss",
@@ -365,14 +366,6 @@ def center_loss(
     return loss
 
 
-def _sum(value: Variable, dim: list[int], keep_dim: bool = False) -> Variable:
-    return emit("reduce_sum", {"X": value}, {"dim": dim, "keep_dim": keep_dim})
-
-
-def _mean(value: Variable) -> Variable:
-    return emit("reduce_mean", {"X": value}, {"dim": [0], "reduce_all": True})
-
-
 def npair_loss(anchor: Variable, positive: Variable, labels: Variable, l2_reg: float = 0.002) -> Variable:
     """Return the N-pair loss of embeddings (Sohn, 2016): [1].
 
@@ -397,16 +390,15 @@ def npair_loss(anchor: Variable, positive: Variable, labels: Variable, l2_reg: f
     square = emit("expand", {"X": column}, {"expand_times": [1, rows]})
     flipped, _ = emit("transpose2", {"X": square}, {"axis": [1, 0]}, outs=("Out", "XShape"), layer="transpose")
     same = emit("equal", {"X": square, "Y": flipped}, stop_gradient=True)
-    same = emit("cast", {"X": same}, {"in_dtype": int(VarType.BOOL), "out_dtype": int(VarType.FP32)})
-    target = emit("elementwise_div", {"X": same, "Y": _sum(same, [1], keep_dim=True)})
-    lengths = [_mean(_sum(emit("square", {"X": v}), [1])) for v in (anchor, positive)]
-    penalty = emit(
-        "scale", {"X": emit("elementwise_add", {"X": lengths[0], "Y": lengths[1]})}, {"scale": 0.25 * l2_reg}
+    same = same.astype("float32")
+    target = same / reduce_sum(same, dim=1, keep_dim=True)
+    penalty = reduce_mean(reduce_sum(emit("square", {"X": anchor}), 1)) + reduce_mean(
+        reduce_sum(emit("square", {"X": positive}), 1)
     )
+    penalty = penalty * 0.25 * l2_reg
     similarity = emit("matmul", {"X": anchor, "Y": positive}, {"transpose_Y": True})
     entropy = softmax_with_cross_entropy(similarity, target, soft_label=True)
-    entropy = _mean(_sum(emit("elementwise_mul", {"X": target, "Y": entropy}), [0]))
-    return emit("elementwise_add", {"X": penalty, "Y": entropy})
+    return penalty + reduce_mean(reduce_sum(target * entropy, 0))
 
 
 def dice_loss(input: Variable, label: Variable, epsilon: float = 1e-5, name: str | None = None) -> Variable:
@@ -421,11 +413,6 @@ def dice_loss(input: Variable, label: Variable, epsilon: float = 1e-5, name: str
     check_variable(input, "dice_loss", "input")
     hot = emit("one_hot", {"X": label}, {"depth": input.shape[-1]}, stop_gradient=True)
     dims = list(range(1, len(input.shape)))
-    common = _sum(emit("elementwise_mul", {"X": input, "Y": hot}), dims)
-    total = emit("elementwise_add", {"X": _sum(input, dims), "Y": _sum(hot, dims)})
-    ratio = emit(
-        "elementwise_div",
-        {"X": emit("scale", {"X": common}, {"scale": 2.0}), "Y": emit("scale", {"X": total}, {"bias": epsilon})},
-    )
-    loss = emit("scale", {"X": ratio}, {"scale": -1.0, "bias": 1.0})
-    return emit("reduce_mean", {"X": loss}, {"dim": [0], "reduce_all": True}, name=name)
+    common = reduce_sum(input * hot, dims)
+    total = reduce_sum(input, dims) + reduce_sum(hot, dims)
+    return reduce_mean(1 - common * 2 / (total + epsilon), name=name)

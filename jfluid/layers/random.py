@@ -259,6 +259,7 @@ def random_crop(x: Variable, shape: Sequence[int], seed: int | Variable | None =
     """
     check_variable(x, "random_crop", "x")
     helper = LayerHelper("random_crop")
+    out = helper.create_variable_for_type_inference(x.dtype)
     if not isinstance(seed, Variable):
         seed_value = random.randrange(65536) if seed is None else seed
         seed = helper.create_global_variable(
@@ -272,7 +273,6 @@ def random_crop(x: Variable, shape: Sequence[int], seed: int | Variable | None =
         attrs = {"shape": list(shape), "startup_seed": seed_value}
     else:
         attrs = {"shape": list(shape)}
-    out = helper.create_variable_for_type_inference(x.dtype)
     helper.append_op(
         type="random_crop", inputs={"X": x, "Seed": seed}, outputs={"Out": out, "SeedOut": seed}, attrs=attrs
     )

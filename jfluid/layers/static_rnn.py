@@ -176,7 +176,7 @@ class _Step(Inside):
                 raise errors.ProgramError(
                     f"StaticRNN: memory {memory.before.name} is never updated; call update_memory"
                 )
-            state = inside.create_var(name=unique_name.generate(f"{rnn.helper.name}.state"), dtype=memory.after.dtype)
+            state = inside.create_var(name=unique_name.generate(f"{rnn.helper.name}.tmp"), dtype=memory.after.dtype)
             inside.append_op(
                 "rnn_memory_helper", {"X": [memory.after]}, {"Out": [state]}, {"dtype": int(memory.after.dtype)}
             )

@@ -20,13 +20,8 @@ from jfluid.ops.registry import Long, Longs, Strings, op
 from jfluid.ops.selected_rows import SelectedRows
 
 
-def look_up(table: Array, ids: Array, padding_idx: int, is_distributed: bool) -> Array:
+def look_up(table: Array, ids: Array, padding_idx: int) -> Array:
     """Return the rows of `table` at `ids`, and zeros, without a gradient, at `padding_idx`."""
-    if is_distributed and static_values.placeholder() is None:
-        raise errors.UnsupportedError(
-            "a look-up with is_distributed=True runs only after DistributeTranspiler has "
-            "moved its table to parameter servers"
-        )
     if table.ndim != 2:
         raise errors.ShapeError(f"look-up: expected a table W of two dimensions, found shape {list(table.shape)}")
     integer_ids("look-up", ids)
@@ -79,7 +74,7 @@ def lookup_table(
     grad_inplace: bool = False,
 ) -> Array:
     """Return the rows of w at ids of shape [..., 1]."""
-    return look_up(w, last_one("lookup_table", ids), padding_idx, is_distributed)
+    return look_up(w, last_one("lookup_table", ids), padding_idx)
 
 
 @op(
@@ -105,7 +100,7 @@ def lookup_table_v2(
     table_names: Strings = (),
 ) -> Array:
     """Return the rows of w at ids of any shape."""
-    return look_up(w, ids, padding_idx, is_distributed)
+    return look_up(w, ids, padding_idx)
 
 
 def _table_grad(w: Array, ids: Value, grad: Value, is_sparse: bool, padding_idx: int) -> Any:
@@ -198,7 +193,7 @@ def lookup_table_dequant(w: Array, ids: Array, *, padding_idx: Long = -1) -> Arr
             f"lookup_table_dequant: expected a W [rows, 2 + width / 4] of float32, found {w.dtype} {list(w.shape)}"
         )
     ids = last_one("lookup_table_dequant", ids)
-    rows = look_up(w, ids, -1, False)
+    rows = look_up(w, ids, -1)
     low, high = rows[..., 0:1], rows[..., 1:2]
     packed = jax.lax.bitcast_convert_type(rows[..., 2:], jnp.uint8)
     found = low + packed.reshape(*ids.shape, -1).astype(w.dtype) * ((high - low) / 256)
@@ -217,7 +212,7 @@ def fused_embedding_seq_pool(
 ) -> Value:
     """Return for each sequence of ids the sum of their rows."""
     ids = _pooled_ids(ids, combiner)
-    rows = look_up(w, last_one("fused_embedding_seq_pool", ids.values), padding_idx, False)
+    rows = look_up(w, last_one("fused_embedding_seq_pool", ids.values), padding_idx)
     return grouped(ids, totals(ids.like(rows)))
 
 

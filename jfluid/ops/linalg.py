@@ -68,6 +68,17 @@ def _batched(x: Any, y: Any) -> Any:
     return out.reshape(*batch, *out.shape[-2:])
 
 
+def _by_heads(x: Array, y: Array, heads: int) -> Array:
+    """Return the products of each head's columns of x with the head's rows of y (or columns, if y has fewer rows)."""
+    axis = -2 if y.shape[-2] == x.shape[-1] else -1
+    if heads < 1 or x.shape[-1] % heads or y.shape[axis] % heads:
+        raise errors.ShapeError(
+            f"matmul: head_number {heads} must divide the columns of X and the {'rows' if axis == -2 else 'columns'} "
+            f"of Y, found shapes {x.shape} and {y.shape}"
+        )
+    return jnp.concatenate([_batched(*parts) for parts in zip(jnp.split(x, heads, -1), jnp.split(y, heads, axis))], -1)
+
+
 @op("matmul", ins=("X", "Y"), outs=("Out",), rows=row_rules.matrix_product, examples=("X",))
 def matmul(
     x: Array,
@@ -81,12 +92,8 @@ def matmul(
     fused_transpose_Out: Ints = (),
 ) -> Array:
     """Return alpha * x @ y over the last two dimensions; a vector is a row of x or a column of y."""
-    if head_number != 1:
-        raise errors.UnsupportedError(
-            f"matmul: head_number={head_number} exists in Fluid's MKL build only; "
-            "split the heads with reshape and transpose"
-        )
-    out = _batched(_as_matrix(x, False, transpose_X), _as_matrix(y, True, transpose_Y))
+    matrices = _as_matrix(x, False, transpose_X), _as_matrix(y, True, transpose_Y)
+    out = _batched(*matrices) if head_number == 1 else _by_heads(*matrices, head_number)
     if x.ndim == 1 and out.shape[-2] == 1:
         out = out.reshape(*out.shape[:-2], out.shape[-1])
     if y.ndim == 1 and out.shape[-1] == 1:

@@ -141,6 +141,10 @@ class RegistrySchema:
     def needs_whole(self, op_type: str) -> bool:
         return registry.get(op_type).entire
 
+    def draws(self, op_type: str) -> bool:
+        definition = registry.find(op_type)
+        return definition is not None and definition.rng and definition.forward is None
+
     def is_declared_wrong(self, name: str, ops: Iterable[Operator]) -> bool:
         return any(
             name in op.inputs.get(slot, ())

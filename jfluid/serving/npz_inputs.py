@@ -19,9 +19,10 @@ _HEAD_BYTES = 1 << 10  # of an array
 _PIECE = 64 << 10  # bytes that are unpacked at once
 _METHODS = (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED)
 _ENCRYPTED = 1
+_FORMAT: Any = np.lib.format  # NumPy 2.3 has no types for its functions
 _READERS = {
-    (1, 0): np.lib.format.read_array_header_1_0,
-    (2, 0): np.lib.format.read_array_header_2_0,
+    (1, 0): _FORMAT.read_array_header_1_0,
+    (2, 0): _FORMAT.read_array_header_2_0,
 }
 # What these libraries raise for bytes that are not theirs.
 _OF_ZIPS = (zipfile.BadZipFile, ValueError, OSError, EOFError, KeyError, NotImplementedError,
@@ -114,7 +115,7 @@ def _array(item: Input, data: memoryview) -> np.ndarray:
     """Return the array of a file in NumPy's format; the array shares the file's memory."""
     file = io.BytesIO(data[: _HEAD_BYTES + 16])
     try:
-        version = np.lib.format.read_magic(file)
+        version = _FORMAT.read_magic(file)
         if version not in _READERS:
             raise ValueError(f"version {version}")
         with warnings.catch_warnings():

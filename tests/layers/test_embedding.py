@@ -82,21 +82,20 @@ def test_wrong_arguments_raise():
             errors.ShapeError,
             "expected ids of shape",
         ),
-        (
-            lambda v: fluid.embedding(v, [4, 2], is_distributed=True),
-            errors.ProgramError,
-            "set is_sparse=True, too",
-        ),
         (lambda v: layers.one_hot(v, 4), errors.ShapeError, "expected ids of shape"),
     ):
         with pytest.raises(error, match=message):
             start(build, np.zeros((3, 2), "int64"))
 
 
-def test_a_distributed_table_builds_but_does_not_run():
-    program, scope, exe, out = start(lambda v: fluid.embedding(v, [4, 2], is_sparse=True, is_distributed=True), IDS)
-    with pytest.raises(errors.UnsupportedError, match="DistributeTranspiler"):
-        exe.run(program, feed={"ids": IDS}, fetch_list=[out], scope=scope)
+@pytest.mark.parametrize("sparse", [False, True])
+def test_a_distributed_table_is_an_ordinary_one_in_a_local_run(sparse):
+    constant = fluid.ParamAttr(initializer=fluid.initializer.Constant(2.0))
+    program, scope, exe, out = start(
+        lambda v: fluid.embedding(v, [4, 2], is_sparse=sparse, is_distributed=True, param_attr=constant), IDS
+    )
+    (found,) = exe.run(program, feed={"ids": IDS}, fetch_list=[out], scope=scope)
+    np.testing.assert_array_equal(found, np.full((*IDS.shape, 2), 2))
 
 
 def test_one_hot():

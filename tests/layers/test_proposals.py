@@ -86,7 +86,7 @@ def net(random):
 def found():
     """The values of two steps with sampling at random."""
     main, startup = fluid.Program(), fluid.Program()
-    main.random_seed = startup.random_seed = 7
+    main.random_seed = startup.random_seed = 1
     with fluid.program_guard(main, startup), fluid.unique_name.guard():
         variables = net(random=True)
     exe, scope = fluid.Executor(fluid.CPUPlace()), fluid.Scope()
@@ -132,3 +132,32 @@ def test_the_number_of_classes_is_needed():
         box = layers.data("box", [4], lod_level=1)
         classes = layers.data("classes", [1], dtype="int32", lod_level=1)
         layers.generate_proposal_labels(box, classes, classes, box, box)
+
+
+@pytest.mark.parametrize("cascade", [False, True])
+def test_a_declared_number_of_images_does_not_bind(cascade):
+    given = feeds() | {"rois": ragged([[2, 2, 12, 13], [15, 15, 28, 28], [3, 8, 21, 27]], [2, 1])}
+    with fluid.program_guard(fluid.Program(), fluid.Program()), fluid.unique_name.guard():
+        one = {"append_batch_size": False}
+        rois, boxes = (layers.data(n, [1, 4], lod_level=1, **one) for n in ("rois", "boxes"))
+        classes, crowd = (layers.data(n, [1, 1], dtype="int32", lod_level=1, **one) for n in ("classes", "crowd"))
+        drawn = layers.generate_proposal_labels(
+            rois,
+            classes,
+            crowd,
+            boxes,
+            layers.data("info", [1, 3], **one),
+            batch_size_per_im=8,
+            class_nums=3,
+            use_random=False,
+            is_cascade_rcnn=cascade,
+            bg_thresh_hi=0.5,
+        )
+        main = fluid.default_main_program()
+        names = [name for name in given if main.global_block().has_var(name)]
+        found = fluid.Executor(fluid.CPUPlace()).run(
+            main, feed={name: given[name] for name in names}, fetch_list=list(drawn), return_numpy=False
+        )
+    rows, classes = (3, [1, 2, 1]) if cascade else (4, [1, 2, 1, 1])  # as the real Fluid gives
+    assert [np.array(v).shape for v in found] == [(rows, 4), (rows, 1), *[(rows, 12)] * 3]
+    assert np.array(found[1]).ravel().tolist() == classes

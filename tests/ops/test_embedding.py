@@ -62,7 +62,7 @@ def test_an_id_outside_the_table_gives_nan_and_no_gradient():
     check("lookup_table", {"W": TABLE, "Ids": ids[:, None]}, expect={"Out": expected})
 
 
-def test_look_ups_refuse_wrong_ids_and_distributed_tables():
+def test_look_ups_refuse_wrong_ids():
     for op_type, ids, attrs, message in (
         ("lookup_table", IDS, {}, "expected ids of shape"),
         ("lookup_table_v2", TABLE, {}, "expected ids of an integer type, found float32"),
@@ -77,13 +77,6 @@ def test_look_ups_refuse_wrong_ids_and_distributed_tables():
                 attrs,
                 expect={"Out": None},
             )
-    with pytest.raises(errors.UnsupportedError, match="DistributeTranspiler"):
-        check(
-            "lookup_table_v2",
-            {"W": TABLE, "Ids": IDS},
-            {"is_distributed": True},
-            expect={"Out": None},
-        )
 
 
 @pytest.mark.parametrize("op_type", ["one_hot", "one_hot_v2"])

@@ -111,8 +111,33 @@ def test_matmul_refuses():
         call("matmul", rand(2, 3), rand(4))
     with pytest.raises(errors.ShapeError, match="found 2 and 1"):
         call("matmul", rand(2, 2, 3), rand(1, 3, 2))
-    with pytest.raises(errors.UnsupportedError, match="head_number=2"):
-        call("matmul", rand(2, 2), rand(2, 2), head_number=2)
+
+
+@pytest.mark.parametrize(
+    "x, y, transposed",
+    [
+        ((2, 3, 8), (2, 8, 5), ()),
+        ((2, 3, 8), (2, 4, 6), ()),
+        ((2, 8, 3), (2, 8, 5), ("X",)),
+        ((2, 3, 8), (2, 6, 4), ("Y",)),
+    ],
+)
+def test_matmul_of_heads(x, y, transposed):
+    x, y = rand(*x), rand(*y)
+    left = np.swapaxes(x, -1, -2) if "X" in transposed else x
+    right = np.swapaxes(y, -1, -2) if "Y" in transposed else y
+    if right.shape[-2] == 8:  # a head takes its rows of y
+        parts = [left[..., :4] @ right[..., :4, :], left[..., 4:] @ right[..., 4:, :]]
+    else:  # and here its columns
+        half = right.shape[-1] // 2
+        parts = [left[..., :4] @ right[..., :half], left[..., 4:] @ right[..., half:]]
+    attrs = {"head_number": 2, "alpha": 2.0, **{f"transpose_{slot}": True for slot in transposed}}
+    check("matmul", {"X": x, "Y": y}, attrs, expect={"Out": 2 * np.concatenate(parts, -1)}, grad=("X", "Y"))
+
+
+def test_matmul_refuses_heads_that_do_not_divide():
+    with pytest.raises(errors.ShapeError, match="head_number 3 must divide the columns of X and the rows of Y"):
+        call("matmul", rand(2, 2), rand(2, 2), head_number=3)
 
 
 def test_bmm():

@@ -22,7 +22,7 @@ CIFAR100_MD5 = "eb9058c3a382ffc7106e4002c42a8d85"
 
 
 def reader_creator(filename: str, sub_name: str, cycle: bool = False) -> common.Reader:
-    """Return a reader of those members of an archive whose name holds `sub_name`; with `cycle` without end.
+    """Return a reader of the members of an archive with `sub_name` in their names; with `cycle` without end.
 
     Raises DataError, when it is read, for a damaged archive, and for members that are no batches of
     CIFAR. Pickles are read without trust: they cannot call anything.

@@ -1,4 +1,4 @@
-"""Where data sets lie, how they get there, and files of samples: Fluid's `paddle.dataset.common`."""
+"""Folders and downloads of data sets, and files of samples: Fluid's `paddle.dataset.common`."""
 
 import glob
 import hashlib
@@ -46,7 +46,7 @@ _MODULES = (
 
 
 def must_mkdirs(path: str) -> None:
-    """Make a folder, and those above it, unless it is there."""
+    """Make a folder with its parents, unless it exists."""
     os.makedirs(path, exist_ok=True)
 
 
@@ -91,7 +91,7 @@ def download(url: str, module_name: str, md5sum: str, save_name: str | None = No
 
 
 def _md5_of_present(path: str) -> str | None:
-    """The MD5 of a file, None where there is none. Raises DownloadError for what is no file."""
+    """Return the MD5 of a file, or None if it is missing. Raises DownloadError unless it is a file."""
     try:
         return md5file(path)
     except (FileNotFoundError, NotADirectoryError):
@@ -101,7 +101,7 @@ def _md5_of_present(path: str) -> str | None:
 
 
 class _Mismatch(Exception):
-    """What was received is not the file."""
+    """Error of a download with a wrong checksum."""
 
 
 def _fetch(url: str, path: str, md5sum: str) -> None:
@@ -119,7 +119,7 @@ def _fetch(url: str, path: str, md5sum: str) -> None:
 
 
 def _with_progress(response: Any, name: str) -> Iterator[bytes]:
-    """What a response holds, in chunks, with a bar on a terminal and a line at the end elsewhere."""
+    """Yield the chunks of a response, with a bar on a terminal, or a line at the end."""
     from rich.console import Console
     from rich.progress import (
         BarColumn,
@@ -155,7 +155,7 @@ def fetch_all() -> None:
 
 
 class _SamplesUnpickler(pickle.Unpickler):
-    """Reads numbers, texts, arrays and containers of them; refuses all else that a pickle names."""
+    """Unpickler that accepts numbers, texts, arrays and containers, and refuses further names."""
 
     def find_class(self, module: str, name: str) -> Any:
         arrays = ("numpy.core.multiarray", "numpy._core.multiarray", "numpy._core.numeric")
@@ -172,7 +172,7 @@ class _SamplesUnpickler(pickle.Unpickler):
 
 
 def load_samples(file: IO[bytes]) -> Any:
-    """Return what `split` has written to a file: the default `loader` of `cluster_files_reader`.
+    """Return the samples that `split` wrote to a file: the default `loader` of `cluster_files_reader`.
 
     Raises pickle.UnpicklingError for pickles that hold more than numbers, texts and arrays.
     """

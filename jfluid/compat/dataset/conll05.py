@@ -38,8 +38,9 @@ def _lines(filename: str) -> Iterator[str]:
 
 
 def load_label_dict(filename: str) -> dict[str, int]:
-    """Return numbers of labels: B- and I- of each tag of a file of labels, in the order of their
-    first line there (in Fluid the order changes from run to run), then O.
+    """Return numbers of labels: B- and I- of each tag of a file of labels, then O.
+
+    Tags are in the order of their first line. In Fluid the order changes from run to run.
     """
     tags = dict.fromkeys(line[2:] for line in _lines(filename) if line.startswith(("B-", "I-")))
     labels = [prefix + tag for tag in tags for prefix in ("B-", "I-")]
@@ -52,8 +53,10 @@ def load_dict(filename: str) -> dict[str, int]:
 
 
 def corpus_reader(data_path: str, words_name: str, props_name: str) -> Callable[[], Iterator[Sentence]]:
-    """Return a reader of the propositions of a corpus: an archive with a gzipped file of words, one
-    a line, and one of the columns of their roles. Empty lines end sentences.
+    """Return a reader of the propositions of a corpus.
+
+    The archive has a gzipped file with a word in each line, and a gzipped file with columns of roles. Empty lines end
+    sentences.
 
     Raises DataError, when it is read, for damage and for columns that are none.
     """
@@ -82,7 +85,7 @@ def corpus_reader(data_path: str, words_name: str, props_name: str) -> Callable[
 
 
 def _propositions(words: list[str], rows: list[list[str]], where: str) -> Iterator[Sentence]:
-    """One for each column of roles; the first column holds the predicates."""
+    """Return a proposition for each column of roles; the first column holds the predicates."""
     if len({len(row) for row in rows}) > 1:
         raise DataError(f"{where}: columns of different length near {' '.join(words)[:80]!r}")
     predicates, *columns = zip(*rows) if rows else [()]
@@ -94,7 +97,7 @@ def _propositions(words: list[str], rows: list[list[str]], where: str) -> Iterat
 
 
 def _labels(column: Sequence[str], where: str) -> list[str]:
-    """Labels of words from brackets: (A0* ... *) is B-A0 ... I-A0, and * outside of them O."""
+    """Return the labels of words from brackets: (A0* ... *) is B-A0 ... I-A0, and * outside of brackets O."""
     tag, inside = "O", False
     labels = []
     for role in column:

@@ -58,9 +58,10 @@ def reader_creator(
     use_xmap: bool = True,
     cycle: bool = False,
 ) -> common.Reader:
-    """Return a reader of `mapper((bytes of an image, label))` for the images of one set (tstid,
-    trnid or valid), in the archive's order; with `use_xmap` by up to four threads, in the order in
-    which they are ready; with `cycle` without end.
+    """Return a reader of `mapper((bytes of an image, label))` for one set: tstid, trnid or valid.
+
+    Images come in the archive's order. With `use_xmap` up to four threads map the images, which come in order of
+    completion; with `cycle` the reader has no end.
 
     The images are first copied to files beside the archive (`image.batch_images_from_tar`). Raises
     DataError for damaged files, and where they do not belong together.
@@ -85,7 +86,7 @@ def reader_creator(
 
 
 def _matrix(path: str, name: str) -> np.ndarray:
-    """The numbers of a row vector in a MATLAB file."""
+    """Return the numbers of a row vector in a MATLAB file."""
     try:
         from scipy.io import loadmat
         from scipy.io.matlab import MatReadError

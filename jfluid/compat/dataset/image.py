@@ -39,8 +39,9 @@ __all__ = [
 def batch_images_from_tar(
     data_file: str, dataset_name: str, img2label: Mapping[str, Any], num_per_batch: int = 1024
 ) -> str:
-    """Pickle those images of an archive that have a label, `num_per_batch` to a file, and return
-    the path of a file with the paths of these files, one a line.
+    """Pickle the labelled images of an archive, `num_per_batch` to a file.
+
+    Returns the path of a file with the paths of the pickles, one a line.
 
     They lie in `data_file`_batch/`dataset_name`; where that is, it is taken as it is. A pickle is a
     dict of `label` and `data` (bytes of encoded images). Raises DataError for a damaged archive;
@@ -65,7 +66,7 @@ def batch_images_from_tar(
 
 
 def _write_batches(data_file: str, folder: str, img2label: Mapping[str, Any], num_per_batch: int) -> list[str]:
-    """The names of the files that were written."""
+    """Return the names of the files that were written."""
     names: list[str] = []
     batch: dict[str, list[Any]] = {"label": [], "data": []}
 
@@ -139,8 +140,9 @@ def resize_short(im: np.ndarray, size: int) -> np.ndarray:
 
 
 def _resized(im: np.ndarray, height: int, width: int) -> np.ndarray:
-    """Cubic convolution (a = -0.75) along both axes, without smoothing before it is made smaller,
-    edges repeated: OpenCV's INTER_CUBIC, with its weights of 11 bits for uint8.
+    """Return the image resized by cubic convolution (a = -0.75) along both axes, as OpenCV's INTER_CUBIC.
+
+    Edges are repeated, and nothing is smoothed before shrinking. uint8 images use OpenCV's weights of 11 bits.
     """
     weights, places = zip(*(_cubic(old, new) for old, new in zip(im.shape[:2], (height, width))))
     if im.dtype == np.uint8:
@@ -171,7 +173,7 @@ def _cubic(old: int, new: int) -> tuple[np.ndarray, np.ndarray]:
 
 
 def to_chw(im: np.ndarray, order: Sequence[int] = (2, 0, 1)) -> np.ndarray:
-    """Return the image with its axes in another order; the default brings the channels to the front.
+    """Return the image with permuted axes; by default the channels come first.
 
     Raises ValueError where the image has another number of axes.
     """

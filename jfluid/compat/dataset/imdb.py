@@ -23,7 +23,7 @@ _PUNCTUATION = string.punctuation.encode()
 
 
 def tokenize(pattern: re.Pattern[str]) -> Iterator[list[bytes]]:
-    """Return the words of each review whose name in the archive matches, in the archive's order."""
+    """Return the words of each review with a matching name, in the archive's order."""
     path = common.download(URL, "imdb", MD5)
     with archives.open_tar(path) as archive:
         for entry in archive:
@@ -33,8 +33,9 @@ def tokenize(pattern: re.Pattern[str]) -> Iterator[list[bytes]]:
 
 
 def build_dict(pattern: re.Pattern[str], cutoff: int) -> dict[bytes | str, int]:
-    """Return numbers of the words that stand in the matching reviews more than `cutoff` times: the
-    commonest is 0, equally common ones are in the order of their letters, `<unk>` is the last.
+    """Return numbers of the words that occur in the matching reviews more than `cutoff` times.
+
+    The commonest word is 0, equally common words are in alphabetical order, `<unk>` is the last.
     """
     counts = Counter(word for review in tokenize(pattern) for word in review)
     common_words = sorted((-n, word) for word, n in counts.items() if n > cutoff)

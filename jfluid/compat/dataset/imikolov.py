@@ -22,7 +22,7 @@ _TEST = "./simple-examples/data/ptb.valid.txt"
 
 
 class DataType:
-    """What a sample is."""
+    """Kinds of samples."""
 
     NGRAM = 1
     SEQ = 2
@@ -42,9 +42,9 @@ def word_count(f: Iterable[bytes], word_freq: dict[bytes | str, int] | None = No
 
 
 def build_dict(min_word_freq: int = 50) -> dict[bytes | str, int]:
-    """Return numbers of the words that stand in training and test text more than `min_word_freq`
-    times: the commonest is 0, equally common ones are in the order of their letters, `<unk>` is the
-    last.
+    """Return numbers of the words that occur in training and test text more than `min_word_freq` times.
+
+    The commonest word is 0, equally common words are in alphabetical order, `<unk>` is the last.
     """
     with archives.open_tar(common.download(URL, "imikolov", MD5)) as archive:
         counts = word_count(archives.member(archive, _TEST), word_count(archives.member(archive, _TRAIN)))
@@ -93,8 +93,9 @@ def _sequences(ids: list[int], n: int) -> Iterator[tuple[list[int], list[int]]]:
 
 
 def train(word_idx: WordDict, n: int, data_type: int = DataType.NGRAM) -> common.Reader:
-    """Return a reader of the training text: n-grams, or sequences of at most `n` words (any length
-    for an `n` of 0 and below).
+    """Return a reader of the training text: n-grams, or sequences of at most `n` words.
+
+    Sequences have any length for an `n` of 0 and below.
     """
     return reader_creator(_TRAIN, word_idx, n, data_type)
 

@@ -48,9 +48,7 @@ def reader_creator(image_filename: str, label_filename: str, buffer_size: int) -
 
 
 def _idx(path: str, rank: int) -> np.ndarray:
-    """The bytes of a gzipped IDX file: a magic number that tells type and rank, the dimensions
-    (big-endian), the values.
-    """
+    """Return the bytes of a gzipped IDX file: a magic number with type and rank, the dimensions, the values."""
     with archives.reading(path), gzip.open(path) as file:
         data = file.read()
     magic, header = 0x800 + rank, 4 + 4 * rank

@@ -36,7 +36,7 @@ MD5 = "c4d9eecfca2ab87c1945afe126590906"
 
 
 class MovieInfo:
-    """A film: its number, the names of its categories, its title without the year."""
+    """Film: the number, the names of the categories, the title without the year."""
 
     def __init__(self, index: str | int, categories: list[str], title: str):
         self.index = int(index)
@@ -44,7 +44,7 @@ class MovieInfo:
         self.title = title
 
     def value(self) -> list[Any]:
-        """Return [number, numbers of its categories, numbers of its title's words]."""
+        """Return [number, numbers of the categories, numbers of the words of the title]."""
         categories, words = movie_categories(), get_movie_title_dict()
         return [
             self.index,
@@ -75,7 +75,7 @@ class UserInfo:
 
 
 class _Info(NamedTuple):
-    """What the archive says of films and users."""
+    """Films and users of the archive."""
 
     movies: dict[int, MovieInfo]
     users: dict[int, UserInfo]
@@ -109,9 +109,9 @@ def _numbered(names: set[str]) -> dict[str, int]:
 
 
 def _rows(path: str, name: str, width: int, convert: Callable[[str], Any]) -> Iterator[list[Any]]:
-    """The rows of a file of the archive, whose fields stand between double colons.
+    """Yield the rows of a file of the archive; double colons separate the fields.
 
-    Raises DataError for one that has another number of fields, or no number first.
+    Raises DataError for a row with a wrong number of fields, or without a number first.
     """
     with archives.open_zip(path) as archive, archives.zip_member(archive, name) as file:
         for line in archives.text_lines(file, f"{path}, {name}", "latin1"):
@@ -122,7 +122,7 @@ def _rows(path: str, name: str, width: int, convert: Callable[[str], Any]) -> It
 
 
 def _reader(is_test: bool, rand_seed: int = 0, test_ratio: float = 0.1) -> common.Reader:
-    """A reader of the ratings that a generator of this seed draws for training, or for tests.
+    """Return a reader of the ratings that a generator of this seed draws for training, or for tests.
 
     The numbers are those that NumPy's global generator gives in Fluid; here it stays as it is.
     """
@@ -143,7 +143,7 @@ def _reader(is_test: bool, rand_seed: int = 0, test_ratio: float = 0.1) -> commo
 
 
 def train(rand_seed: int = 0, test_ratio: float = 0.1) -> common.Reader:
-    """Return a reader of all ratings but those of `test`."""
+    """Return a reader of the ratings outside of `test`."""
     return _reader(False, rand_seed, test_ratio)
 
 

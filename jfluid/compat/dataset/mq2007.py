@@ -66,7 +66,7 @@ class Query:
 
 
 class QueryList:
-    """The documents of one query. Raises ValueError for those of several."""
+    """Documents of one query. Raises ValueError for documents of several queries."""
 
     def __init__(self, querylist: Iterable[Query] | None = None):
         self.query_id = -1
@@ -94,7 +94,7 @@ class QueryList:
 
 
 def _ranked(querylist: QueryList | Iterable[Query]) -> QueryList:
-    """The list, sorted in place, the most relevant document first."""
+    """Return the list, sorted in place, the most relevant document first."""
     found = querylist if isinstance(querylist, QueryList) else QueryList(querylist)
     found._correct_ranking_()
     return found
@@ -114,8 +114,9 @@ def gen_point(querylist: QueryList) -> Iterator[tuple[int, np.ndarray]]:
 
 
 def gen_pair(querylist: QueryList, partial_order: str = "full") -> Iterator[tuple[np.ndarray, np.ndarray, np.ndarray]]:
-    """Return ([1], features, features of a less relevant one) of pairs of documents: of all with
-    the partial order "full", of those next to each other with "neighbour".
+    """Return ([1], features, features of a less relevant document) for pairs of documents.
+
+    "full" takes all pairs of the partial order, "neighbour" adjacent documents.
     """
     if partial_order not in ("full", "neighbour"):
         raise ValueError(f"partial_order must be 'full' or 'neighbour', found {partial_order!r}")
@@ -168,7 +169,7 @@ def load_from_text(filepath: str, shuffle: bool = False, fill_missing: float = -
 
 
 def _unpacked(filepath: str) -> str:
-    """The path of a file of the archive, which is unpacked unless the file is there."""
+    """Return the path of a file of the archive, which is unpacked unless the file is there."""
     path = os.path.join(common.DATA_HOME, "MQ2007", filepath)
     if os.path.isfile(path):
         return path
@@ -192,7 +193,7 @@ def _unpacked(filepath: str) -> str:
 
 
 def _extract(archive: Any, folder: str) -> None:
-    """Unpack an archive into a folder: what is there already stays, and what is new is whole."""
+    """Unpack an archive into a folder. Existing files stay, and new files are complete."""
     with tempfile.TemporaryDirectory(prefix=".unpacking-", dir=folder) as building:
         if outside := [n for n in archive.namelist() if not archives.is_inside(building, n)]:
             raise DataError(f"{archive.filename}: {outside[0]} leads out of its folder")

@@ -30,7 +30,7 @@ def _archive() -> str:
 
 
 def _reviews() -> dict[str, list[str]]:
-    """The words of each review by its name (neg/..., pos/...), sorted."""
+    """Return the words of each review by its name (neg/..., pos/...), sorted."""
     path, reviews = _archive(), {}
     with archives.open_zip(path) as archive:
         for name in sorted(archive.namelist()):
@@ -43,7 +43,7 @@ def _reviews() -> dict[str, list[str]]:
 
 
 def get_word_dict() -> list[tuple[str, int]]:
-    """Return all words with their numbers, the commonest first, equally common ones as they appear."""
+    """Return all words with their numbers, the commonest first; equally common words in order of appearance."""
     return _ranked(_reviews())
 
 

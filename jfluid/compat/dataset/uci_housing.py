@@ -56,8 +56,10 @@ def feature_range(maximums: np.ndarray, minimums: np.ndarray) -> None:
 
 @functools.lru_cache(maxsize=4)
 def load_data(filename: str, feature_num: int = 14, ratio: float = 0.8) -> tuple[np.ndarray, np.ndarray]:
-    """Return the rows of a file of numbers, normalized, as (those for training, those for tests),
-    each float64 [rows, feature_num].
+    """Return the normalized rows of a file of numbers: (training rows, test rows).
+
+    Both are float64 [rows, feature_num]; the first share `ratio` is for training. Raises DataError for text that is no
+    such table.
 
     `ratio` of them, the first, are for training. Raises DataError for text that is no such table.
     """

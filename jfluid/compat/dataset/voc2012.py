@@ -1,4 +1,4 @@
-"""Pictures whose pixels have classes, PASCAL VOC 2012: Fluid's `paddle.dataset.voc2012`.
+"""Pictures with a class for each pixel, PASCAL VOC 2012: Fluid's `paddle.dataset.voc2012`.
 
 A sample is (picture, classes): uint8 [height, width, 3] in red, green, blue, and uint8
 [height, width]: 0 for background, 1 to 20 for objects, 255 for their borders.
@@ -52,7 +52,7 @@ def _path() -> str:
 
 
 def train() -> common.Reader:
-    """Return a reader of all 2913 pictures, those of `test` and `val`."""
+    """Return a reader of all 2913 pictures, including the pictures of `test` and `val`."""
     return reader_creator(_path(), "trainval")
 
 

@@ -30,7 +30,7 @@ _LONGEST = 80  # words; pairs with a longer sentence are left out
 
 
 def _dictionary(archive: tarfile.TarFile, ending: str, size: int) -> dict[str, int]:
-    """The first words of the one member whose name has this ending."""
+    """Return the first words of the only member with this ending."""
     found = [entry for entry in archive if entry.name.endswith(ending)]
     if len(found) != 1:
         raise DataError(f"{archive.name!s}: {len(found)} members end in {ending}, expected one")
@@ -44,7 +44,7 @@ def _dictionaries(archive: tarfile.TarFile, size: int) -> tuple[dict[str, int], 
 
 
 def reader_creator(tar_file: str, file_name: str, dict_size: int) -> common.Reader:
-    """Return a reader of the members whose name ends in `file_name`: pairs of sentences with a tab between.
+    """Return a reader of pairs of sentences, with a tab between, of the members that end in `file_name`.
 
     Lines that are none are left out, and so are pairs with a sentence of more than 80 words.
 

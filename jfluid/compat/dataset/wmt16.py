@@ -44,7 +44,7 @@ def _other(lang: str) -> str:
 
 
 def _bounded(lang: str, dict_size: int) -> int:
-    """The size of a dictionary, at most the number of the language's words.
+    """Return the size of a dictionary, at most the number of the language's words.
 
     Raises ValueError for another language, and for a size without room for the three marks.
     """
@@ -58,7 +58,9 @@ def _bounded(lang: str, dict_size: int) -> int:
 
 
 def _dictionary(lang: str, size: int) -> list[str]:
-    """The words by number: the three marks, then the commonest; equally common ones as they appear.
+    """Return the words by number: three marks, then words by frequency and order of appearance.
+
+    A dictionary file with enough words is read instead.
 
     They are read from their file where it has as many.
     """

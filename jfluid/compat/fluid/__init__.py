@@ -1,4 +1,4 @@
-"""Private and deep names of Fluid that scripts import, by the module of Fluid that has them.
+"""Private and deep names of Fluid that scripts import, sorted by Fluid's modules.
 
 `jfluid.surface` finds them under Fluid's paths.
 """

@@ -1,5 +1,4 @@
-"""`fluid.layers.collective`: layers of scripts that divide one layer among the trainers, such as a
-classifier of very many classes.
+"""`fluid.layers.collective`: layers that divide work among trainers, such as a classifier of many classes.
 
 `ring_id`, `use_calc_stream` and `sync_mode` have no effect (see `jfluid/ops/collective.py`).
 """
@@ -34,7 +33,7 @@ def _check_reduction(reduce_type: str) -> None:
 
 
 def _allreduce(x: Variable, out: Variable | None = None, reduce_type: str = "sum", sync_mode: bool = False) -> Variable:
-    """The sum (`prod`, `max`, `min`) of all trainers' x, in each of them; without a gradient."""
+    """Return the sum (`prod`, `max`, `min`) of x over all trainers, in each trainer; without a gradient."""
     _check_reduction(reduce_type)
     number = _REDUCTIONS.index(reduce_type)
     return _emit("allreduce", x, out, "tmp", reduce_type=number, sync_mode=sync_mode)
@@ -52,7 +51,7 @@ def _c_allreduce(
     ring_id: int = 0,
     use_calc_stream: bool = False,
 ) -> Variable:
-    """The sum (`prod`, `max`, `min`) of all trainers' x, in each of them.
+    """Return the sum (`prod`, `max`, `min`) of x over all trainers, in each trainer.
 
     Only a sum has a gradient.
     """
@@ -66,12 +65,12 @@ def _c_broadcast(x: Variable, root: int = 0, ring_id: int = 0, use_calc_stream: 
 
 
 def _c_allgather(x: Variable, nranks: int, ring_id: int = 0, use_calc_stream: bool = False) -> Variable:
-    """The rows of all trainers' x, one after the other: [nranks * N, ...]."""
+    """Return the rows of all trainers' x, one after the other: [nranks * N, ...]."""
     return _emit("c_allgather", x, nranks=nranks, ring_id=ring_id, use_calc_stream=use_calc_stream)
 
 
 def _c_reducescatter(x: Variable, nranks: int, ring_id: int = 0, use_calc_stream: bool = False) -> Variable:
-    """This trainer's rows of the sum of all trainers' x [N, ...]: [N / nranks, ...]; without a gradient.
+    """Return this trainer's rows of the sum of all trainers' x [N, ...]: [N / nranks, ...]; without a gradient.
 
     Raises ValueError where the rows do not divide.
     """
@@ -82,7 +81,7 @@ def _c_reducescatter(x: Variable, nranks: int, ring_id: int = 0, use_calc_stream
 
 
 def _c_sync_calc_stream(x: Variable) -> Variable:
-    """Return x: XLA orders what it computes by itself."""
+    """Return x: XLA orders the operations."""
     return _emit("c_sync_calc_stream", x, x)
 
 

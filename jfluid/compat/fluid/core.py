@@ -1,4 +1,4 @@
-"""Of `fluid.core`: what scripts reach for beyond the types that `jfluid.core` has."""
+"""Names of `fluid.core` that scripts use beyond the types of `jfluid.core`."""
 
 import enum
 import os
@@ -6,6 +6,7 @@ from collections.abc import Iterator, MutableMapping, Sequence
 from typing import Any
 
 from jfluid import errors, flags
+from jfluid.compat.fluid.core_ops import Operators
 from jfluid.compat.fluid.framework import get_all_op_protos
 from jfluid.places import Place
 from jfluid.scope import Scope, ScopeVariable
@@ -21,15 +22,17 @@ __all__ = [
     "get_all_op_protos",
     "globals",
     "init_devices",
+    "ops",
     "set_num_threads",
 ]
 
 _Scope = Scope
+ops = Operators()
 Variable = ScopeVariable
 
 
 class AttrType(enum.IntEnum):
-    """Types of attributes; the numbers are those of saved programs."""
+    """Types of attributes, with the numbers of saved programs."""
 
     INT = 0
     FLOAT = 1
@@ -50,12 +53,12 @@ class PassVersionChecker:
 
     @staticmethod
     def IsCompatible(pass_name: str) -> bool:
-        """Return False: there are no passes here; XLA optimises what it compiles."""
+        """Return False: there are no passes; XLA optimises programs."""
         return False
 
 
 class _Flags(MutableMapping[str, Any]):
-    """Flags by name, as `fluid.get_flags` and `fluid.set_flags` have them."""
+    """Flags by name, backed by `fluid.get_flags` and `fluid.set_flags`."""
 
     def __getitem__(self, name: str) -> Any:
         return flags.get_flags(name)[name]
@@ -87,7 +90,7 @@ def init_devices(*arguments: Any) -> None:
 
 
 def _set_eager_deletion_mode(threshold: int, fraction: float, use_fast: bool) -> None:
-    """No effect: XLA frees what a step no longer needs."""
+    """No effect: XLA frees dead values."""
 
 
 _processes: dict[int, tuple[int, ...]] = {}  # of loaders that scripts write, by what names a loader

@@ -1,4 +1,4 @@
-"""Of `fluid.data_feeder`: the checks with which layers of users hold their arguments."""
+"""Checks of `fluid.data_feeder` for arguments of layers."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -10,9 +10,9 @@ _NAMES = ("bool", "float16", "float32", "float64", "int8", "int16", "int32", "in
 
 
 def convert_dtype(dtype: Any) -> str:
-    """Return the name of an element type that is given as one of Fluid, as NumPy's, or by its name.
+    """Return the name of an element type, given as a Fluid type, a NumPy type or a name.
 
-    Raises ValueError for others than Fluid's.
+    Raises ValueError for types that Fluid lacks.
     """
     try:
         name = np_dtype(dtype).name
@@ -24,7 +24,7 @@ def convert_dtype(dtype: Any) -> str:
 
 
 def check_type(input: Any, input_name: str, expected_type: Any, op_name: str, extra_message: str = "") -> None:
-    """Raises TypeError for an input of another type."""
+    """Raise TypeError unless the input has an expected type."""
     if not isinstance(input, expected_type):
         kinds = expected_type if isinstance(expected_type, tuple) else (expected_type,)
         names = " or ".join(getattr(kind, "__name__", repr(kind)) for kind in kinds)
@@ -40,7 +40,7 @@ def check_dtype(
     op_name: str,
     extra_message: str = "",
 ) -> None:
-    """Raises TypeError for an input with other elements."""
+    """Raise TypeError for an input with other elements."""
     expected = [expected_dtype] if isinstance(expected_dtype, str) else list(expected_dtype)
     if convert_dtype(input_dtype) not in expected:
         raise TypeError(
@@ -56,6 +56,6 @@ def check_variable_and_dtype(
     op_name: str,
     extra_message: str = "",
 ) -> None:
-    """Raises TypeError for what is no Variable, or one with other elements."""
+    """Raise TypeError unless the input is a Variable of an expected dtype."""
     check_type(input, input_name, Variable, op_name, extra_message)
     check_dtype(input.dtype, input_name, expected_dtype, op_name, extra_message)

@@ -1,4 +1,4 @@
-"""Decorators of Fluid: `wrapped_decorator`, `annotations`, and those of documentation texts."""
+"""Decorators of Fluid: `wrapped_decorator`, `annotations`, and decorators of docstrings."""
 
 import contextlib
 import functools
@@ -11,7 +11,7 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 
 def wrap_decorator(decorator_func: Callable[[Any], Any]) -> Callable[[F], F]:
-    """`decorator_func` as a decorator whose functions keep name, docstring and signature."""
+    """Return `decorator_func` as a decorator that keeps name, docstring and signature of functions."""
 
     def decorate(func: F) -> F:
         decorated = decorator_func(func)
@@ -60,7 +60,7 @@ def autodoc(comment: str = "") -> Callable[[F], F]:
 
 
 def get_logger(name: str, level: int | str, fmt: str | None = None) -> logging.Logger:
-    """Return a logger with a level, whose lines go to stderr in the format `fmt`."""
+    """Return a logger with a level, which writes lines to stderr in the format `fmt`."""
     logger = logging.getLogger(name)
     logger.setLevel(level)
     if not logger.handlers:

@@ -54,7 +54,7 @@ def find_var(name: str) -> ScopeVariable | None:
 
 
 def scoped_function(func: Callable[[], Any]) -> None:
-    """Call `func` within a scope of its own."""
+    """Call `func` within a new scope."""
     enter_local_scope()
     try:
         func()

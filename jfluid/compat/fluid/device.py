@@ -1,4 +1,4 @@
-"""Of `fluid.layers.device`: the operator that lists devices."""
+"""Operator of `fluid.layers.device` that lists devices."""
 
 from jfluid.ir import unique_name
 from jfluid.ir.program import default_main_program
@@ -9,8 +9,9 @@ __all__ = ["get_places"]
 
 
 def get_places(device_count: int | None = None, device_type: str | None = None) -> Variable:
-    """A variable that lists places: `device_count` of them (0, the default: as many as there are) of
-    the type "CPU", "CUDA" or "AUTO". Deprecated in Fluid; nothing reads it but scripts.
+    """Return a variable that lists `device_count` places of the type "CPU", "CUDA" or "AUTO".
+
+    The default 0 stands for all devices. Deprecated in Fluid; only scripts read it.
     """
     block = default_main_program().current_block()
     out = block.create_var(name=unique_name.generate("get_places") + ".out", type=VarType.PLACE_LIST)

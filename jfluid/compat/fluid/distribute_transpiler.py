@@ -1,4 +1,4 @@
-"""Of `fluid.transpiler.distribute_transpiler`: how a parameter is cut for several servers."""
+"""Division of parameters among servers, from `fluid.transpiler.distribute_transpiler`."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -24,8 +24,9 @@ class VarBlock:
 
 
 def slice_variable(var_list: Iterable[Variable], slice_count: int, min_block_size: int) -> list[str]:
-    """The pieces (as texts of VarBlocks) of variables that are cut into at most `slice_count` of
-    whole rows, each of about `min_block_size` elements at least.
+    """Return the pieces of variables as texts of VarBlocks.
+
+    A variable is cut into at most `slice_count` pieces of whole rows, each of about `min_block_size` elements at least.
     """
     return [
         str(VarBlock(var.name, number, prod(shape)))
@@ -35,7 +36,7 @@ def slice_variable(var_list: Iterable[Variable], slice_count: int, min_block_siz
 
 
 def same_or_split_var(p_name: str, var_name: str) -> bool:
-    """Whether a name is that of a variable, or of a piece of it."""
+    """Return True if a name belongs to a variable, or to a piece of the variable."""
     return p_name == var_name or p_name.startswith(f"{var_name}.block")
 
 

@@ -1,4 +1,4 @@
-"""`fluid.dygraph_utils`: what layers of dygraph mode append to their products."""
+"""`fluid.dygraph_utils`: bias and activation of layers in imperative mode."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""Of `fluid.executor`: tensors as arrays, and what of a program's operators feeds and fetches."""
+"""Names of `fluid.executor`: tensors as arrays, feed and fetch operators of a program."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -32,7 +32,7 @@ def as_numpy(tensor: Any) -> Any:
 
 
 def _as_lodtensor(data: Any, place: Any, dtype: Any = None) -> LoDTensor:
-    """An array, or a number of this dtype, as a LoDTensor.
+    """Return an array, or a number of this dtype, as a LoDTensor.
 
     Raises FeedError for a list, whose rows may be sequences, and for a number without dtype.
     """
@@ -47,7 +47,7 @@ def _as_lodtensor(data: Any, place: Any, dtype: Any = None) -> LoDTensor:
 
 
 def _fetch_var(name: str, scope: Scope | None = None, return_numpy: bool = True) -> Any:
-    """The value of a variable of a scope. Raises UninitializedError where there is none."""
+    """Return the value of a variable of a scope. Raises UninitializedError where there is none."""
     found = (global_scope() if scope is None else scope).find_var(_to_name_str(name))
     if found is None:
         raise UninitializedError(
@@ -57,7 +57,7 @@ def _fetch_var(name: str, scope: Scope | None = None, return_numpy: bool = True)
 
 
 def _to_name_str(var: Any) -> str:
-    """The name of a variable, or a name as it is. Raises TypeError."""
+    """Return the name of a variable, or a name as it is. Raises TypeError."""
     if isinstance(var, (Variable, str)):
         return var if isinstance(var, str) else var.name
     raise TypeError(f"expected a Variable or its name, found {type(var).__name__}")

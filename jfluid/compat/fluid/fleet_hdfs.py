@@ -1,4 +1,4 @@
-"""Of `fluid.incubate.fleet.utils.hdfs`: the client whose uploads and downloads take folders."""
+"""Client of `fluid.incubate.fleet.utils.hdfs`, which uploads and downloads folders."""
 
 import fnmatch
 import os
@@ -10,10 +10,10 @@ __all__ = ["HDFSClient"]
 
 
 class HDFSClient(hdfs.HDFSClient):
-    """As `fluid.contrib.HDFSClient`, which says what the other methods do."""
+    """Client with folders; further methods are those of `fluid.contrib.HDFSClient`."""
 
     def lsr(self, hdfs_path: str, excludes: Sequence[str] = ()) -> list[str]:  # type: ignore[override]
-        """The paths of all files below a folder, but those whose names match one of `excludes`."""
+        """Return the paths of all files below a folder, except names that match an entry of `excludes`."""
         return [
             path
             for path in super().lsr(hdfs_path)
@@ -41,8 +41,9 @@ class HDFSClient(hdfs.HDFSClient):
         overwrite: bool = False,
         retry_times: int = 5,
     ) -> bool:
-        """Copy a file, or all files of a folder, into a folder of this host, `multi_processes` at a
-        time; onto a file that exists only with `overwrite`.
+        """Copy a file, or all files of a folder, into a folder of this host.
+
+        `multi_processes` files are copied at a time. An existing file is only replaced with `overwrite`.
         """
         if not self.is_dir(hdfs_path):
             return super().download(hdfs_path, local_path, overwrite, retry_times=retry_times)
@@ -60,7 +61,7 @@ class HDFSClient(hdfs.HDFSClient):
 
 
 class _Files(hdfs.HDFSClient):
-    """The client of another one's cluster that copies single files."""
+    """Client that copies single files of an existing client's cluster."""
 
     def __init__(self, other: hdfs.HDFSClient, retries: int):
         vars(self).update(vars(other))

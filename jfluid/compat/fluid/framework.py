@@ -1,4 +1,4 @@
-"""Of `fluid.framework`: names, types, and what operators are declared with."""
+"""Names and types of `fluid.framework`, and declarations of operators."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -35,7 +35,7 @@ class ProtoSlot:
 
 @dataclass(frozen=True)
 class ProtoAttr:
-    """An attribute in an operator's declaration; `type` is Fluid's name of its type."""
+    """Attribute in an operator's declaration; `type` is Fluid's name of the attribute's type."""
 
     name: str
     type: str
@@ -46,7 +46,7 @@ class ProtoAttr:
 
 @dataclass(frozen=True)
 class OpProto:
-    """What an operator is declared with, as Fluid's message OpProto."""
+    """Declaration of an operator, as Fluid's message OpProto."""
 
     type: str
     inputs: tuple[ProtoSlot, ...]
@@ -83,7 +83,7 @@ class OpProtoHolder:
         return OpProto(type, slots(found.ins), slots(found.outs), attrs + generated, about)
 
     def update_op_proto(self) -> None:
-        """No effect: declarations are looked up when they are asked for."""
+        """No effect: declarations are looked up on demand."""
 
     @property
     def op_proto_map(self) -> dict[str, OpProto]:
@@ -91,7 +91,7 @@ class OpProtoHolder:
 
     @staticmethod
     def generated_op_attr_names() -> set[str]:
-        """Return attributes that every operator may carry beside its own."""
+        """Return attributes that every operator may carry beside the declared attributes."""
         return {"op_role", "op_role_var", "op_namescope", "op_callstack", "op_device"}
 
 
@@ -101,7 +101,7 @@ def get_all_op_protos() -> list[OpProto]:
 
 
 def _get_var(name: str, program: Program | None = None) -> Variable:
-    """The variable `name` of a program's global block.
+    """Return the variable `name` of a program's global block.
 
     Raises TypeError for what is no Program, the block's error where there is no such variable.
     """
@@ -112,7 +112,7 @@ def _get_var(name: str, program: Program | None = None) -> Variable:
 
 
 def _current_expected_place() -> places.CPUPlace | places.CUDAPlace:
-    """The place of dygraph mode's `guard`; outside, the first GPU where there is one, else the CPU."""
+    """Return the place of dygraph mode's `guard`; outside, the first GPU where there is one, else the CPU."""
     tracer = _dygraph_tracer()
     if tracer is not None:
         place: places.CPUPlace | places.CUDAPlace = tracer.place
@@ -121,17 +121,17 @@ def _current_expected_place() -> places.CPUPlace | places.CUDAPlace:
 
 
 def _cpu_num() -> int:
-    """How many CPU devices replicas run on."""
+    """Return the number of CPU devices for replicas."""
     return places.cpu_number()
 
 
 def _cuda_ids() -> list[int]:
-    """The numbers of the GPUs that replicas run on."""
+    """Return the numbers of the GPUs that replicas run on."""
     return list(places.selected_gpus() or range(places.get_cuda_device_count()))
 
 
 def _dygraph_tracer() -> Any:
-    """What runs operators in dygraph mode; None outside of it."""
+    """Return the tracer that runs operators in imperative mode; None outside of it."""
     return getattr(default_main_program(), "tracer", None)
 
 
@@ -152,12 +152,12 @@ def convert_np_dtype_to_dtype_(np_dtype: Any) -> VarType:
 
 
 def dtype_is_floating(dtype: Any) -> bool:
-    """Return whether an element type is one of float16, float32, float64."""
+    """Return True if an element type is float16, float32 or float64."""
     return types.var_type(dtype) in (VarType.FP16, VarType.FP32, VarType.FP64)
 
 
 def generate_control_dev_var_name() -> str:
-    """Raises ProgramError: steps are ordered by what they read and write."""
+    """Raise ProgramError: data dependences alone order the operators of a step."""
     raise ProgramError(
         "generate_control_dev_var_name: programs here have no variables of control dependencies; "
         "operators run in their order as far as results show it"

@@ -1,4 +1,4 @@
-"""Of `fluid.initializer`, as Fluid had it before 1.6: parameters that are initialized on the CPU."""
+"""Names of `fluid.initializer` before 1.6: initialization of parameters on the CPU."""
 
 import contextlib
 from collections.abc import Iterator

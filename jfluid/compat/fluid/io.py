@@ -1,4 +1,4 @@
-"""Of `fluid.io`: values of parameters, feed and fetch operators, a scope to load programs in."""
+"""Names of `fluid.io`: values of parameters, feed and fetch operators, a scope to load programs in."""
 
 import contextlib
 from collections.abc import Iterator, Sequence
@@ -36,7 +36,7 @@ def get_parameter_value_by_name(name: str, executor: Any, program: Program | Non
 
 
 def _clone_var_in_block_(block: Block, var: Variable) -> Variable:
-    """A persistable variable like another one, in a block."""
+    """Declare a persistable variable like `var` in a block."""
     return block.create_var(
         name=var.name,
         shape=var.shape,
@@ -51,7 +51,7 @@ def _clone_var_in_block_(block: Block, var: Variable) -> Variable:
 def _load_program_scope(
     main: Program | None = None, startup: Program | None = None, scope: Scope | None = None
 ) -> Iterator[None]:
-    """Within it programs are built, and values are kept, apart from others."""
+    """Context manager with separate default programs and a separate scope."""
     with scope_guard(scope or Scope()), program_guard(main or Program(), startup or Program()):
         yield
 

@@ -10,7 +10,7 @@ from jfluid.ir.variable import Variable
 
 
 def convert_to_list(value: Any, n: int, name: str, dtype: Any = int) -> list[Any]:
-    """`n` numbers: `value` so often, or those that it holds.
+    """Return a list of `n` numbers: the given numbers, or a single number repeated.
 
     Raises ValueError, which calls it `name`.
     """
@@ -69,9 +69,9 @@ def _packed(structure: Any, entries: Iterator[Any]) -> Any:
 
 
 def map_structure(func: Callable[..., Any], *structure: Any) -> Any:
-    """Return a structure like the first one, of what `func` returns for the entries of all.
+    """Return a structure like the first structure, with `func` applied to corresponding entries.
 
-    Raises ValueError where they do not have as many.
+    Raises ValueError for structures of different lengths.
     """
     entries = zip(*(flatten(s) for s in structure), strict=True)
     return pack_sequence_as(structure[0], [func(*each) for each in entries])
@@ -88,8 +88,9 @@ def copy_mutable_vars(structure: Any) -> Any:
 
 
 def assert_same_structure(nest1: Any, nest2: Any, check_types: bool = True) -> None:
-    """Raises ValueError where two structures are not nested alike, TypeError where they are of
-    different types and `check_types` is set.
+    """Raise ValueError unless two structures are nested alike.
+
+    With `check_types`, different types raise TypeError.
     """
     if is_sequence(nest1) != is_sequence(nest2) or len(flatten(nest1)) != len(flatten(nest2)):
         raise ValueError(f"assert_same_structure: {nest1!r} and {nest2!r} are nested differently")
@@ -104,10 +105,10 @@ def assert_same_structure(nest1: Any, nest2: Any, check_types: bool = True) -> N
 
 
 def _is_symmetric_padding(padding: Sequence[int], data_dim: int) -> bool:
-    """Whether each dimension is padded by as much at both ends."""
+    """Return True if each dimension has equal padding at both ends."""
     return len(padding) == data_dim or padding[::2] == padding[1::2]
 
 
 def _contain_var(list_or_tuple: Sequence[Any]) -> bool:
-    """Whether a Variable is among the items."""
+    """Return True if a Variable is among the items."""
     return any(isinstance(item, Variable) for item in list_or_tuple)

@@ -1,4 +1,4 @@
-"""Of `fluid.op`: operators that run alone, on the variables of a scope."""
+"""`fluid.op`: single operators that run on the variables of a scope."""
 
 from typing import Any
 
@@ -23,7 +23,7 @@ __all__ = ["Operator", "get_all_op_protos"]
 
 
 class Operator:
-    """One operator, which `run` applies to variables of a scope.
+    """Operator that `run` applies to variables of a scope.
 
     Nothing is compiled: it is for tests of operators and for experiments.
 
@@ -78,7 +78,7 @@ class Operator:
         return self._op.output_arg_names
 
     def support_gpu(self) -> bool:
-        """Return whether it can run on GPUs: XLA compiles all but host operators for them."""
+        """Return True if the operator can run on GPUs: XLA compiles all but host operators."""
         return not self._definition.host
 
     def run(self, scope: Scope, place: Any) -> None:
@@ -132,7 +132,7 @@ def _value(scope: Scope, name: str) -> Any:
 
 
 def _write(scope: Scope, name: str, value: Any, fills_rows: bool) -> None:
-    """Give a variable of the scope, or of one around it, what an operator wrote.
+    """Store an output of an operator in a variable of the scope, or of an enclosing scope.
 
     Args:
         fills_rows: whether it gives values of the rows of a variable that holds SelectedRows.

@@ -1,4 +1,4 @@
-"""Of `fluid.reader`, `fluid.contrib.reader`: the order of loaders, batches of one trainer."""
+"""Names of `fluid.reader` and `fluid.contrib.reader`: order of loaders, batches of a trainer."""
 
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -10,8 +10,9 @@ _keeps_order = True
 
 
 def keep_data_loader_order(*args: bool) -> bool | None:
-    """Without an argument whether loaders hand out batches in their order; an argument sets that,
-    and changes nothing: they always do.
+    """Return True if loaders keep the order of batches, or set that with an argument.
+
+    The setting has no effect: loaders always keep the order.
     """
     global _keeps_order
     if not args:
@@ -25,9 +26,10 @@ def keep_data_loader_order(*args: bool) -> bool | None:
 def distributed_batch_reader(
     batch_reader: Callable[[], Iterator[Any]],
 ) -> Callable[[], Iterator[Any]]:
-    """Return a reader of this trainer's share of batches: of each PADDLE_TRAINERS_NUM of them the
-    one with the number PADDLE_TRAINER_ID. Batches at the end that are fewer are left out, so that
-    all trainers have as many.
+    """Return a reader of this trainer's share of batches.
+
+    Of each PADDLE_TRAINERS_NUM batches the trainer gets the batch with the number PADDLE_TRAINER_ID. An incomplete
+    group at the end is dropped, so that all trainers have equally many batches.
 
     Raises ProgramError where the variables do not fit.
     """

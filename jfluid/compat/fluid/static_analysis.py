@@ -1,4 +1,4 @@
-"""`fluid.dygraph.dygraph_to_static.static_analysis`: kinds of values in syntax trees, as far as they show."""
+"""`fluid.dygraph.dygraph_to_static.static_analysis`: kinds of values in syntax trees."""
 
 from collections.abc import Iterable
 from enum import IntEnum
@@ -37,9 +37,7 @@ class NodeVarType:
 
     @staticmethod
     def binary_op_output_type(in_type1: int, in_type2: int) -> int:
-        """Return the kind of `a + b` for the kinds of a and b: of numbers the wider one, of a number
-        and an array the array.
-        """
+        """Return the kind of `a + b`: of two numbers the wider kind, of a number and an array the array."""
         if in_type1 == in_type2:
             return in_type1
         if NodeVarType.UNKNOWN in (in_type1, in_type2):
@@ -104,7 +102,7 @@ class AstVarScope:
             parent_scope.sub_scopes.append(self)
 
     def add_var_type(self, var_name: str, node_var_type: int | Iterable[int]) -> None:
-        """Add kinds to those of a variable."""
+        """Add kinds to the kinds of a variable."""
         known = self.get_var_type(var_name)
         self.set_var_type(var_name, (known - _UNKNOWN) | _kinds(node_var_type))
 
@@ -146,7 +144,7 @@ class AstVarEnv:
         return self.cur_scope.parent_scope
 
     def add_var_type(self, var_name: str, node_var_type: int | Iterable[int]) -> None:
-        """Add kinds to those of a variable of the current scope."""
+        """Add kinds to the kinds of a variable of the current scope."""
         self.cur_scope.add_var_type(var_name, node_var_type)
 
     def set_var_type(self, var_name: str, node_var_type: int | Iterable[int]) -> None:
@@ -241,7 +239,7 @@ class StaticAnalysisVisitor:
         return types
 
     def _parameter(self, node: Any, arguments: Any) -> set[int]:
-        """The kind of a parameter's default."""
+        """Return the kind of a parameter's default."""
         at = index_in_list(arguments.args, node) - len(arguments.args)
         if at < -len(arguments.args) or -at > len(arguments.defaults):
             return set(_UNKNOWN)

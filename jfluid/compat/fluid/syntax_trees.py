@@ -37,7 +37,7 @@ def kind(node: Any) -> str:
 
 
 def children(node: Any) -> Iterator[Any]:
-    """Yield the nodes right below a node, in the order of its fields."""
+    """Yield the direct children of a node, in the order of the node's fields."""
     for field in node._fields:
         value = getattr(node, field, None)
         for part in value if isinstance(value, list) else [value]:
@@ -46,7 +46,7 @@ def children(node: Any) -> Iterator[Any]:
 
 
 def ast_to_source_code(ast_node: Any) -> str:
-    """Return the source of a syntax tree. Raises TypeError for what is none."""
+    """Return the source of a syntax tree. Raises TypeError unless it is a tree."""
     if type(ast_node).__module__.startswith("gast"):
         from gast import gast_to_ast  # type: ignore[import-not-found]  # it has made the tree
 
@@ -59,7 +59,7 @@ def ast_to_source_code(ast_node: Any) -> str:
 def ast_to_func(
     ast_root: Any, dyfunc: Callable[..., Any], delete_on_exit: bool = True
 ) -> tuple[Callable[..., Any], str]:
-    """Make a function of a syntax tree, and return it with the name of its source.
+    """Compile a syntax tree to a function; return the function and the name of the source.
 
     Args:
         ast_root: the tree of a module, or of a function definition.
@@ -91,8 +91,9 @@ def index_in_list(array_list: Sequence[Any], item: Any) -> int:
 
 
 def get_name_ids(nodes: Iterable[Any], end_node: Any = None) -> dict[str, list[Any]]:
-    """Return the names of variables in some nodes, each with the contexts (`Load`, `Store`, `Param`)
-    of its uses in order. Names of functions that are called are left out.
+    """Return the names of variables in nodes, each with the contexts of its uses in order.
+
+    Contexts are `Load`, `Store` and `Param`. Names of called functions are left out.
 
     Args:
         nodes: of the tree.
@@ -139,7 +140,7 @@ class _Names:
             self.visit(node)
 
     def _apart(self, nodes: Iterable[Any]) -> dict[str, list[Any]]:
-        """Visit nodes whose names are not seen outside; they are kept where the visit ends there."""
+        """Visit nodes with local names; the names are kept if the visit ends there."""
         before, self.found = self.found, defaultdict(list)
         self._all(nodes)
         inside, self.found = self.found, before
@@ -166,7 +167,7 @@ class _Names:
 def data_layer_not_check(
     name: str, shape: Sequence[int | None], dtype: Any = "float32", lod_level: int = 0
 ) -> Variable:
-    """Return a variable that is fed, as `fluid.data` does; feeds of other shapes and dtypes are run as they are."""
+    """Return a fed variable, as `fluid.data` does; feeds of different shapes and dtypes run unchanged."""
     found: Variable = (
         default_main_program()
         .global_block()
@@ -185,7 +186,7 @@ def data_layer_not_check(
 
 
 def to_static_variable(x: Any) -> Any:
-    """Return a constant of shape [1] for a Python bool, float (float64) or int (int64); another value as it is."""
+    """Return a constant of shape [1] for a bool, float (float64) or int (int64); further values unchanged."""
     for python, dtype in ((bool, "bool"), (float, "float64"), (int, "int64")):
         if isinstance(x, python):
             return fill_constant([1], dtype, x)
@@ -193,7 +194,7 @@ def to_static_variable(x: Any) -> Any:
 
 
 def called_function(node: Any) -> Any:
-    """Return what a call of Fluid's or NumPy's names by the usual imports; None for another call."""
+    """Return the function that a call names by the usual imports of Fluid or NumPy, or None."""
     known: dict[str, Any] = {
         "fluid": types.SimpleNamespace(layers=layers, dygraph=dygraph),
         "layers": layers,

@@ -40,9 +40,7 @@ def find_op_by_input_arg(block: Block, arg_name: str) -> int:
 
 
 def find_op_by_output_arg(block: Block, arg_name: str, reverse: bool = False) -> int:
-    """Return the position of the first (with `reverse` the last) operator that writes a variable;
-    -1 where none does.
-    """
+    """Return the position of the first (with `reverse` the last) writer of a variable, or -1."""
     found = [i for i, op in enumerate(block.ops) if arg_name in op.output_arg_names]
     return found[-1 if reverse else 0] if found else -1
 
@@ -57,7 +55,7 @@ def op_to_code(op: Operator, skip_op_callstack: bool = True) -> str:
 
 
 def block_to_code(block: Block, block_idx: int, fout: IO[str] | None = None, skip_op_callstack: bool = True) -> None:
-    """Print a block for reading, to stdout or to a file; its number is its own.
+    """Print a block for reading, to stdout or to a file; the heading has the block's number.
 
     Raises as `op_to_code`.
     """
@@ -80,9 +78,9 @@ def _without_callstack(skip_op_callstack: bool) -> None:
 
 
 def wait_server_ready(endpoints: Iterable[str]) -> None:
-    """Wait until something listens at each of the endpoints; what it waits for is said on stderr.
+    """Wait until a server listens at each of the endpoints; missing endpoints are named on stderr.
 
-    Raises ServerError for what is no list of `host:port`.
+    Raises ServerError unless the endpoints are a list of `host:port`.
     """
     if isinstance(endpoints, str) or not all(":" in str(endpoint) for endpoint in endpoints):
         raise ServerError(f"wait_server_ready: expected a list of host:port, found {endpoints!r}")

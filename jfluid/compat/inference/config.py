@@ -1,4 +1,4 @@
-"""What a predictor runs, and where."""
+"""Configuration of a predictor."""
 
 import enum
 from typing import Any
@@ -36,7 +36,7 @@ class NativeConfig:
 
 
 class Precision(enum.IntEnum):
-    """What engines of other makers compute with."""
+    """Precisions of inference engines."""
 
     Float32 = 0
     Int8 = 1
@@ -50,13 +50,13 @@ class PassBuilder:
         return []
 
     def _has_no_effect(self, *args: Any) -> None:
-        """No effect: there are no passes; XLA optimises what it compiles."""
+        """No effect: there are no passes; XLA optimises the model."""
 
     append_pass = insert_pass = delete_pass = turn_on_debug = set_passes = _has_no_effect
 
 
 class AnalysisConfig:
-    """What a predictor runs, and where.
+    """Configuration of a predictor: model, device, options.
 
     Args:
         model: the model's folder; with `params` the file with its program; or a config to copy.
@@ -78,7 +78,7 @@ class AnalysisConfig:
             self.set_model(model, params)
 
     def set_model(self, model: str, params: str = "") -> None:
-        """The model's folder; or the file with its program, and that with its parameters."""
+        """Return the model's folder; or the file with its program, and that with its parameters."""
         self._dir, self._prog, self._params = ("", model, params) if params else (model, "", "")
 
     def set_prog_file(self, path: str) -> None:
@@ -94,7 +94,7 @@ class AnalysisConfig:
         params_buffer: bytes,
         params_buffer_size: int,
     ) -> None:
-        """The model as bytes: of its program, and of the file with all its parameters."""
+        """Set the model as bytes: the program, and the file with all parameters."""
         self._buffers = (prog_buffer[:prog_buffer_size], params_buffer[:params_buffer_size])
 
     def allow_operators(self, *types: str) -> None:
@@ -105,7 +105,7 @@ class AnalysisConfig:
         self._allow = types
 
     def allowed_operators(self) -> tuple[str, ...]:
-        """Return what `allow_operators` was given."""
+        """Return the operators given to `allow_operators`."""
         return self._allow
 
     def model_dir(self) -> str:
@@ -121,7 +121,7 @@ class AnalysisConfig:
         return self._buffers is not None
 
     def buffers(self) -> tuple[bytes, bytes] | None:
-        """Return what `set_model_buffer` was given."""
+        """Return the bytes given to `set_model_buffer`."""
         return self._buffers
 
     def enable_use_gpu(self, memory_pool_init_size_mb: int, device_id: int = 0) -> None:
@@ -159,7 +159,7 @@ class AnalysisConfig:
         return self._switches["feed_fetch"]
 
     def switch_ir_optim(self, x: int = True) -> None:
-        """No effect: XLA optimises what it compiles."""
+        """No effect: XLA optimises the model."""
         self._switches["ir_optim"] = bool(x)
 
     def ir_optim(self) -> bool:
@@ -195,7 +195,7 @@ class AnalysisConfig:
         return False
 
     def _refuse(self, *args: Any, **kwargs: Any) -> None:
-        """Raises UnsupportedError: models run by XLA, in the precision that they were saved in."""
+        """Raise UnsupportedError: XLA runs models in the precision of the saved parameters."""
         raise UnsupportedError(
             "AnalysisConfig: TensorRT, Lite and quantization are not in this "
             "release: models run by XLA, in the precision that they were saved in; leave the call out"
@@ -205,7 +205,7 @@ class AnalysisConfig:
     enable_quantizer = quantizer_config = _refuse
 
     def pass_builder(self) -> PassBuilder:
-        """Return the passes of a model, of which there are none."""
+        """Return the passes of a model: an empty list."""
         return PassBuilder()
 
     def to_native_config(self) -> NativeConfig:

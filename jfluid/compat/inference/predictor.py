@@ -24,7 +24,7 @@ from jfluid.scope import Scope, scope_guard
 
 @dataclass(frozen=True)
 class _Model:
-    """What clones have in common.
+    """State that clones share.
 
     The lock guards compilation, and models with operators of the host as a whole.
     """
@@ -38,7 +38,7 @@ class _Model:
 
 
 class AnalysisPredictor:
-    """A model that is ready to run. A thread has one of its own: `clone()` makes it.
+    """Model that is ready to run. Each thread needs a separate predictor: `clone()` makes it.
 
     Raises FileFormatError where the model's files are missing or damaged, PlaceError for a GPU that
     there is not, UntrustedOperatorError where an operator acts that the config does not allow.
@@ -58,7 +58,7 @@ class AnalysisPredictor:
         self._outputs: dict[str, LoDTensor] = {}
 
     def clone(self) -> "AnalysisPredictor":
-        """Return another one of the same model, for another thread."""
+        """Return a predictor of the same model for a further thread."""
         clone = AnalysisPredictor.__new__(AnalysisPredictor)
         clone._share(self._model, self._by_name)
         return clone
@@ -92,7 +92,7 @@ class AnalysisPredictor:
         return ZeroCopyTensor(name, self._outputs, is_input=False)
 
     def zero_copy_run(self) -> bool:
-        """Run the model on the inputs that were set; True. Raises what `Executor.run` raises."""
+        """Run the model on the inputs set before, and return True. Errors are those of `Executor.run`."""
         self._outputs.update(self._run(self._inputs))
         return True
 
@@ -173,7 +173,7 @@ def _read(executor: Executor, folder: str, program: str, parameters: str, allow:
 
 
 def _on_host(value: Fetched) -> LoDTensor:
-    """A fetch as a tensor in the host's memory. Raises FetchError for what is no dense tensor."""
+    """Return a fetched value as a tensor in the host's memory. Raises FetchError unless it is dense."""
     tensor = value.tensor()
     if not isinstance(tensor, LoDTensor):
         raise FetchError(

@@ -14,7 +14,7 @@ Array = np.ndarray[Any, Any]
 
 
 class PaddleDType(enum.IntEnum):
-    """What the elements of a PaddleTensor are."""
+    """Element types of a PaddleTensor."""
 
     FLOAT32 = 0
     INT64 = 1
@@ -25,7 +25,7 @@ class PaddleDType(enum.IntEnum):
 
 
 class PaddlePlace(enum.IntEnum):
-    """Where a tensor lies."""
+    """Memory of a tensor: the host's or a GPU's."""
 
     UNK = -1
     CPU = 0
@@ -63,7 +63,7 @@ class PaddleBuf:
             self.reset(data)
 
     def resize(self, length: int) -> None:
-        """Make it so many bytes long; what it held is lost."""
+        """Set the length to `length` bytes; the content is lost."""
         self._bytes = np.zeros(length, np.uint8)
 
     def reset(self, data: Array | Sequence[float]) -> None:
@@ -74,7 +74,7 @@ class PaddleBuf:
 
     @classmethod
     def around(cls, array: Array) -> "PaddleBuf":
-        """Of a contiguous array, without a copy."""
+        """Return a buffer over a contiguous array, without a copy."""
         found = cls(0)
         found._bytes = array.reshape(-1).view(np.uint8)
         return found
@@ -106,7 +106,7 @@ class PaddleBuf:
         return [int(number) for number in self.view(PaddleDType.INT32)]
 
     def tolist(self, dtype: Literal["float32", "int64", "int32"]) -> list[Any]:
-        """Return the numbers as a list. Raises ProgramError for another dtype than these."""
+        """Return the numbers as a list. Raises ProgramError for a dtype outside PaddleDType."""
         if dtype not in ("float32", "int64", "int32"):
             raise ProgramError(f"PaddleBuf.tolist: expected float32, int64 or int32, found {dtype!r}")
         found: list[Any] = self.view(PaddleDType[dtype.upper()]).tolist()
@@ -147,7 +147,7 @@ class PaddleTensor:
             self.data = PaddleBuf.around(contiguous.copy() if copy else contiguous)
 
     def as_ndarray(self) -> Array:
-        """Return its array, of which one element converts to a number as a fetch does.
+        """Return the tensor's array; an array of one element converts to a number, as fetched arrays do.
 
         Raises FeedError where shape, dtype and data do not fit.
         """
@@ -178,7 +178,7 @@ class ZeroCopyTensor:
         self._values[self.name] = LoDTensor(np.array(array))
 
     def reshape(self, shape: Sequence[int]) -> None:
-        """Give an input this shape; numbers that it has are kept where they are as many."""
+        """Set the shape of an input; existing numbers are kept if their count fits."""
         held = self._values.get(self.name)
         numbers = np.zeros(0, np.float32) if held is None else np.asarray(held)
         if numbers.size != int(np.prod(shape)):
@@ -186,11 +186,11 @@ class ZeroCopyTensor:
         self.copy_from_cpu(numbers.reshape(shape))
 
     def set_lod(self, lod: Sequence[Sequence[int]]) -> None:
-        """Set the offsets of its sequences."""
+        """Set the offsets of the sequences."""
         self._tensor().set_lod(lod)
 
     def copy_to_cpu(self) -> Array:
-        """Return a copy of its array. Raises FetchError where it has none yet."""
+        """Return a copy of the tensor's array. Raises FetchError if there is no array yet."""
         return fetched(self._tensor())
 
     def shape(self) -> list[int]:
@@ -201,7 +201,7 @@ class ZeroCopyTensor:
         return self._tensor().lod()
 
     def type(self) -> PaddleDType:
-        """Raises FeedError for elements that PaddleDType does not have."""
+        """Raise FeedError for elements that PaddleDType does not have."""
         return kind_of(np.asarray(self._tensor()), self.name)
 
 

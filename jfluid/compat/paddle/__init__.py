@@ -24,8 +24,9 @@ __all__ = ["__git_commit__", "__version__", "batch", "check_import_scipy", "inst
 
 
 def install() -> None:
-    """Have `paddle` and all its modules be this package's, here and in processes that are started
-    from now on; and give Python and NumPy the names back that they had in 2020.
+    """Make `import paddle` find this package, here and in processes that are started later.
+
+    Python and NumPy get back names that they had in 2020.
 
     Raises ProgramError when another `paddle` has been imported before.
     """
@@ -41,7 +42,7 @@ def install() -> None:
 
 
 def __getattr__(name: str) -> Any:
-    """A module of `paddle`, when it is first asked for."""
+    """Return a module of `paddle`, when it is first asked for."""
     place = target(f"paddle.{name}")
     if not name.startswith("__"):
         try:

@@ -1,4 +1,4 @@
-"""Modules of `paddle` by their names there: each is one of this package, the same object."""
+"""Modules of `paddle` under their names; each is the same object as a module of jfluid."""
 
 import importlib
 import importlib.util

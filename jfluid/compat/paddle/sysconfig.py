@@ -6,12 +6,12 @@ __all__ = ["get_include", "get_lib"]
 
 
 def get_include() -> str:
-    """Raises UnsupportedError: there are no headers."""
+    """Raise UnsupportedError: there are no headers."""
     raise UnsupportedError(_WHY.format("get_include"))
 
 
 def get_lib() -> str:
-    """Raises UnsupportedError: there is no library."""
+    """Raise UnsupportedError: there is no library."""
     raise UnsupportedError(_WHY.format("get_lib"))
 
 

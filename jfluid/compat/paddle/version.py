@@ -1,4 +1,4 @@
-"""`paddle.version`: the release whose interface this is, and jfluid's own version."""
+"""`paddle.version`: the release of the emulated interface, and the version of jfluid."""
 
 from jfluid.installation import FLUID_VERSION, VERSION
 
@@ -16,5 +16,5 @@ def show() -> None:
 
 
 def mkl() -> str:
-    """ "OFF": XLA has its own kernels."""
+    """Return "OFF": XLA does not use MKL."""
     return with_mkl

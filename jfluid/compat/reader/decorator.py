@@ -1,4 +1,4 @@
-"""Functions that make readers from readers: `fluid.io` has them too."""
+"""Functions that make readers from readers, as in `fluid.io`."""
 
 from jfluid.feeding.reader import (
     ComposeNotAligned,

@@ -88,8 +88,9 @@ def preprocess_img(im: np.ndarray, img_mean: Any, crop_size: int, is_train: bool
 
 
 def load_meta(meta_path: str | os.PathLike[str], mean_img_size: int, crop_size: int, color: bool = True) -> np.ndarray:
-    """Return the middle of the mean image, float32, that stands as `data_mean` in an .npz file, or
-    in one that `preprocess_img` has made.
+    """Return the middle of the mean image, float32, from a file of `preprocess_img`.
+
+    The mean image stands as `data_mean` in an .npz file.
 
     Raises DataError for another number of pixels than `mean_img_size` says.
     """

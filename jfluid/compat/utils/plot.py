@@ -81,7 +81,7 @@ class Ploter:
 
 
 def _number(value: Any) -> float:
-    """A loss as `Executor.run` returns it is an array of shape [1]."""
+    """Return a number; a loss of `Executor.run` is an array of shape [1]."""
     return float(value.reshape(-1)[0]) if getattr(value, "size", 0) == 1 else float(value)
 
 

@@ -1,4 +1,4 @@
-"""Curves of what a log of Paddle's old trainer says: Fluid's `paddle.utils.plotcurve`.
+"""Curves of the values in a log of Paddle's old trainer: Fluid's `paddle.utils.plotcurve`.
 
     python -m paddle.utils.plotcurve -i paddle.INFO -o figure.png AvgCost error
 
@@ -27,7 +27,7 @@ def plot_paddle_curve(
     format: str = "png",
     show_fig: bool = False,
 ) -> None:
-    """Draw the values of `keys` (AvgCost where there are none) by pass, those of tests too.
+    """Draw the values of `keys` (AvgCost by default) by pass, for training and tests.
 
     The keys must stand in each line in this order. `outputfile` is a path or a binary file. With
     `show_fig` the figure is shown first. Without such lines it says so on standard error. Raises
@@ -71,7 +71,7 @@ def _rows(pattern: str, lines: Iterable[str]) -> list[list[float]]:
 
 
 def main(argv: Sequence[str]) -> None:
-    """The command."""
+    """Run the command."""
     parser = argparse.ArgumentParser("plotcurve", description="Curves of a log of Paddle.")
     parser.add_argument("key", nargs="*", help="what to draw; AvgCost without any")
     parser.add_argument("-i", "--input", help="the log; standard input without it")

@@ -55,7 +55,7 @@ class ImageClassificationDatasetCreater(preprocess_util.DatasetCreater):
         self.keys = ["images", "labels"]
 
     def create_meta_file(self, data: preprocess_util.Dataset) -> None:
-        """Write the mean of all images, int32 pixels in one vector, and what belongs to it."""
+        """Write the mean of all images, int32 pixels in one vector, with the sizes and labels."""
         squares = (crop_img(image.convert_to_array(), self.target_size, self.color) for image, _ in data.data)
         mean = sum(squares) / len(data.data)
         preprocess_util.save_file(
@@ -70,7 +70,7 @@ class ImageClassificationDatasetCreater(preprocess_util.DatasetCreater):
         )
 
     def create_dataset_from_list(self, path: str) -> tuple[preprocess_util.Dataset, dict[str, int]]:
-        """Return the images of a file of paths and labels, which are numbered as they appear.
+        """Return the images of a file of paths and labels, numbered in order of appearance.
 
         Raises DataError with the number of a line that is none.
         """

@@ -58,7 +58,7 @@ def _listed(path: str, wanted: Any) -> list[str]:
 
 
 def list_images(path: str, exts: Collection[str] = frozenset(("bmp", "jpeg", "jpg", "png"))) -> list[str]:
-    """Return the paths of the files in a folder that have one of these endings, sorted."""
+    """Return the paths of the files in a folder with an ending of `exts`, sorted."""
     return [found for found in list_files(path) if os.path.splitext(found)[1][1:] in exts]
 
 
@@ -93,7 +93,7 @@ class Dataset:
         self.keys = keys
 
     def check_valid(self) -> None:
-        """Raise DataError where an item has another number of slots than there are names."""
+        """Raise DataError unless each item has as many slots as there are names."""
         for number, item in enumerate(self.data):
             if len(item) != len(self.keys):
                 raise DataError(f"item {number} has {len(item)} slots, expected {list(self.keys)}")
@@ -110,8 +110,9 @@ class Dataset:
         random.shuffle(self.data)
 
     def permute_by_key(self, key_id: int, num_per_batch: int) -> None:
-        """Shuffle the items, then order them so that batches of `num_per_batch` have as many of
-        each label (in slot `key_id`) as of any other, as long as there are.
+        """Shuffle the items, then balance the labels within batches of `num_per_batch`.
+
+        Each batch has equally many items of each label (in slot `key_id`), as long as the items last.
 
         Raises ValueError where a batch would have less than two items of a label.
         """
@@ -202,7 +203,7 @@ class DatasetCreater:
         self.from_list = False
 
     def create_meta_file(self, data: Dataset) -> None:
-        """Write what is to be known of all training items."""
+        """Write statistics of all training items."""
         raise NotImplementedError(f"{type(self).__name__} must define create_meta_file")
 
     def create_dataset(self, path: str) -> tuple[Dataset, dict[str, int]]:
@@ -218,7 +219,7 @@ class DatasetCreater:
         raise NotImplementedError(f"{type(self).__name__} must define create_dataset_from_dir")
 
     def create_batches(self) -> str:
-        """Write the batches and what belongs to them, and return their folder.
+        """Write the batches with their lists and statistics, and return their folder.
 
         Raises DataError where training and test items have different labels.
         """

@@ -1,5 +1,7 @@
 """Users' feeds, checked against the program's variables before anything is compiled."""
 
+import functools
+import logging
 import warnings
 from collections.abc import Mapping
 from typing import Any
@@ -13,6 +15,8 @@ from jfluid.ir.program import Program
 from jfluid.ir.variable import Variable
 from jfluid.lod_tensor import LoDTensor
 from jfluid.printable import printable
+
+_log = logging.getLogger(__name__)
 
 
 class Owned(dict[str, Any]):
@@ -90,6 +94,9 @@ def _checked_sequences(var: Variable, tensor: LoDTensor) -> LoDTensor:
 
 
 def _checked_array(var: Variable, value: Any) -> Any:
+    if value.dtype != var.np_dtype and not var.need_check_feed and _converts(value.dtype, var.np_dtype):
+        _tell_of_dtype(var.name, str(var.np_dtype), str(value.dtype))
+        value = value.astype(var.np_dtype)
     if value.dtype != var.np_dtype:
         raise errors.FeedError(
             f"feed {var.name}: expected dtype {var.np_dtype}, found {value.dtype}; "
@@ -109,3 +116,13 @@ def _checked_array(var: Variable, value: Any) -> Any:
             f"feed {var.name}: expected shape {list(var.shape)} (-1 is any), found {list(value.shape)}"
         )
     return value
+
+
+def _converts(fed: Any, declared: Any) -> bool:
+    """Return True if numbers of dtype `fed` may stand for numbers of the declared dtype: no integer is cut off."""
+    return bool(np.issubdtype(declared, np.floating) and fed.kind in "iuf") or np.can_cast(fed, declared, "safe")
+
+
+@functools.lru_cache(maxsize=256)
+def _tell_of_dtype(name: str, declared: str, fed: str) -> None:
+    _log.warning("feed %s: %s is converted to the declared %s in every run; feed %s", name, fed, declared, declared)

@@ -130,7 +130,7 @@ class BeamSearchDecoder:
 
     @contextmanager
     def block(self) -> Iterator[None]:
-        """A context in which one step is made.
+        """Return a context in which one step is made.
 
         What `update_array` was given is written at its end, unless `early_stop` was reached.
         """
@@ -163,12 +163,14 @@ class BeamSearchDecoder:
         return BEAM_SEARCH
 
     def early_stop(self) -> None:
-        """Make this step the last, and leave out what it found."""
+        """Make this step the last step, and discard the step's results."""
         fill_constant(shape=[1], value=0, dtype="bool", force_cpu=True, out=self._going)
 
     def decode(self) -> None:
-        """Make the loop: each step embeds the words before, has the cell compute its states, and
-        chooses the best words by a softmax layer on its `out_state`.
+        """Build the loop over steps.
+
+        Each step embeds the previous words, lets the cell compute its states, and chooses the best words by a softmax
+        layer on the cell's `out_state`.
         """
         with self.block():
             before = self.read_array(init=self._init_ids, is_ids=True)
@@ -201,7 +203,7 @@ class BeamSearchDecoder:
                         self.update_array(array, fixed[name])
 
     def read_array(self, init: Variable, is_ids: bool = False, is_scores: bool = False) -> Variable:
-        """Return what the step before has written by `update_array`; `init` in the first step.
+        """Return the value that `update_array` wrote in the previous step; `init` in the first step.
 
         Args:
             is_ids, is_scores: whether it is the array of words, or of scores, of the sentences.

@@ -49,12 +49,12 @@ class InitState:
 
     @property
     def need_reorder(self) -> bool:
-        """Whether its rows are in the order of the batch."""
+        """True if the rows are in the order of the batch."""
         return self._need_reorder
 
 
 class Memory(Protocol):
-    """Where a decoder keeps a state from step to step."""
+    """Storage of a decoder's state from step to step."""
 
     def read(self) -> Variable:
         """Return the state that the step before has left."""
@@ -64,14 +64,14 @@ class Memory(Protocol):
 
 
 class Decoder(Protocol):
-    """What a StateCell asks of a decoder."""
+    """Interface of a decoder for a StateCell."""
 
     def _memory(self, init: InitState) -> Memory:
         """Make the memory of a state."""
 
 
 class StateCell:
-    """A recurrent cell: the names of what it gets in each step, and of its states.
+    """Recurrent cell: the names of the inputs of a step, and of the states.
 
         cell = StateCell(inputs={"x": None}, states={"h": InitState(init=boot)}, out_state="h")
 

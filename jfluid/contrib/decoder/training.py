@@ -54,7 +54,7 @@ class TrainingDecoder:
 
     @contextmanager
     def block(self) -> Iterator[None]:
-        """A context in which one step is made."""
+        """Return a context in which one step is made."""
         if self._status != TrainingDecoder.BEFORE_DECODER:
             raise errors.ProgramError("TrainingDecoder.block: it can be made once only")
         self._status = TrainingDecoder.IN_DECODER
@@ -94,7 +94,7 @@ class TrainingDecoder:
         return self._rnn.static_input(x)
 
     def output(self, *outputs: Variable) -> None:
-        """Say what each step gives."""
+        """Declare the outputs of each step."""
         self._only_inside("output")
         self._rnn.output(*outputs)
 

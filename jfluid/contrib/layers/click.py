@@ -144,7 +144,7 @@ def search_pyramid_hash(
     distribute_update_vars: Sequence[str] | None = None,
     dtype: Any = "float32",
 ) -> Variable:
-    """Embed all short runs of words of each sequence, by hashes of them.
+    """Embed all short runs of words of each sequence by hashes.
 
     Args:
         input: words, int32 rows [rows, 1] with a LoD of one level.

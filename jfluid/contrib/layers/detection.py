@@ -1,4 +1,4 @@
-"""Layers of object detection that Fluid has apart from the others."""
+"""Layers of object detection from `fluid.contrib.layers`."""
 
 from typing import Any
 

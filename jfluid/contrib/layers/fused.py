@@ -16,7 +16,7 @@ def fused_elemwise_activation(
     scale: float = 0.0,
     save_intermediate_out: bool = True,
 ) -> Variable:
-    """Apply an operator of two operands, and one of one operand to its result or to `y`.
+    """Apply a binary operator, and a unary operator to its result or to `y`.
 
     Args:
         x: any shape; y: its shape, or a stretch of its dimensions.

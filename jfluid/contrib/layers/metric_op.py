@@ -12,7 +12,7 @@ __all__ = ["ctr_metric_bundle"]
 def ctr_metric_bundle(
     input: Variable, label: Variable
 ) -> tuple[Variable, Variable, Variable, Variable, Variable, Variable]:
-    """Add up, over all batches, what the metrics of a click model come from.
+    """Sum, over all batches, the statistics of a click model's metrics.
 
     With n the last result: the mean absolute error is abserr / n, the root mean square error
     sqrt(sqrerr / n), the predicted click rate prob / n, and q is q / n. In a job of several trainers

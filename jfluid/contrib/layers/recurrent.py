@@ -23,7 +23,7 @@ Activation = Callable[[Variable], Variable]
 
 
 def _renamed(attr: Any, suffix: str) -> Any:
-    """Return a copy of a ParamAttr whose name has one more part; without a name `attr` itself."""
+    """Return a copy of a ParamAttr with a part added to the name; without a name `attr` itself."""
     if attr is None or getattr(attr, "name", None) is None:
         return attr
     found = copy.deepcopy(attr)
@@ -32,7 +32,7 @@ def _renamed(attr: Any, suffix: str) -> Any:
 
 
 class _Unit:
-    """A step whose parameters are made when it is first called, for the width that it then gets."""
+    """Step of a recurrent layer; the first call creates the parameters for the width of the input."""
 
     def __init__(self, name_scope: str, hidden_size: int, param_attr: Any, bias_attr: Any, dtype: Any):
         self._full_name = unique_name.generate(f"{name_scope}/{type(self).__name__}")
@@ -58,9 +58,9 @@ class _Unit:
 
 
 class BasicGRUUnit(_Unit):
-    """A step of a GRU (Cho et al., "Learning Phrase Representations using RNN Encoder-Decoder",
-    2014), h' = u h + (1 - u) c: called with (input [batch, width], hidden [batch, hidden_size]), it
-    returns the new hidden state.
+    """Step of a GRU (Cho et al., 2014): h' = u h + (1 - u) c.
+
+    It is called with (input [batch, width], hidden [batch, hidden_size]), and returns the new hidden state.
 
     Args:
         name_scope: what the names of the parameters begin with.
@@ -108,9 +108,10 @@ class BasicGRUUnit(_Unit):
 
 
 class BasicLSTMUnit(_Unit):
-    """A step of an LSTM (Hochreiter and Schmidhuber, "Long Short-Term Memory", 1997; without
-    peepholes): called with (input [batch, width], hidden, cell [batch, hidden_size]), it returns
-    (the new hidden state, the new cell).
+    """Step of an LSTM without peepholes (Hochreiter and Schmidhuber, 1997).
+
+    It is called with (input [batch, width], hidden, cell [batch, hidden_size]), and returns (the new hidden state,
+    the new cell).
 
     Args:
         name_scope: what the names of the parameters begin with.
@@ -178,8 +179,10 @@ def _one_way(
     mask: Variable | None,
     after: Callable[[Variable], Variable],
 ) -> tuple[Variable, list[Variable]]:
-    """Run layers of steps over [time, batch, ...]; return the outputs of the last layer, and for
-    each kind of state those of all layers after the last step, [layers, batch, width].
+    """Run layers of steps over [time, batch, ...].
+
+    Returns the outputs of the last layer, and for each kind of state the final states of all layers,
+    [layers, batch, width].
     """
     rnn = StaticRNN()
     with rnn.step():

@@ -24,8 +24,9 @@ def _integer_type(dtype: Any, what: str) -> VarType:
 
 
 def shuffle_batch(x: Variable, seed: int | Variable | None = None) -> Variable:
-    """Put the vectors of the last dimension of `x` into a random order, such as the items of a
-    batch, which then are negatives to the batch's users.
+    """Put the vectors of the last dimension of `x` into a random order.
+
+    Shuffled items of a batch serve as negatives for the users of the batch.
 
     Args:
         x: a tensor of any rank, or rows with a LoD, which the result has too.
@@ -39,6 +40,8 @@ def shuffle_batch(x: Variable, seed: int | Variable | None = None) -> Variable:
     """
     check_variable(x, "shuffle_batch", "x")
     helper = LayerHelper("shuffle_batch")
+    out = helper.create_variable_for_type_inference(x.dtype)
+    index = helper.create_variable_for_type_inference("int64", stop_gradient=True)
     attrs = {}
     if not isinstance(seed, Variable):
         if seed is None:
@@ -50,8 +53,6 @@ def shuffle_batch(x: Variable, seed: int | Variable | None = None) -> Variable:
         )
         helper.set_variable_initializer(variable, Constant(value=seed, force_cpu=True))
         seed = variable
-    out = helper.create_variable_for_type_inference(x.dtype)
-    index = helper.create_variable_for_type_inference("int64", stop_gradient=True)
     helper.append_op(
         type="shuffle_batch",
         inputs={"X": x, "Seed": seed},
@@ -143,8 +144,9 @@ def tdm_sampler(
     tree_dtype: Any = "int32",
     dtype: Any = "int32",
 ) -> tuple[Any, Any, Any]:
-    """Draw training samples from each layer of a tree over items: the node on the way to an item,
-    and others of its layer, evenly and without replacement.
+    """Draw training samples from each layer of a tree over items.
+
+    A layer gives the node on the way to an item, and further nodes drawn evenly and without replacement.
 
     Args:
         x: numbers of leaves, from 0, [rows, 1], int32 or int64.

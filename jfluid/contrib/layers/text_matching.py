@@ -20,9 +20,10 @@ def match_matrix_tensor(
     dtype: Any = "float32",
     name: str | None = None,
 ) -> tuple[Variable, Variable]:
-    """Return how well each word of one text fits each word of another: x W y for every channel of
-    a parameter W (Wan et al., "A Deep Architecture for Semantic Matching with Multiple Positional
-    Sentence Representations", 2016).
+    """Return x W y for each pair of words of two texts, and each channel of a parameter W.
+
+    Source: Wan et al., "A Deep Architecture for Semantic Matching with Multiple Positional Sentence
+    Representations", 2016.
 
     Args:
         x, y: words of pairs of texts, rows [rows, width] with a LoD of one level.

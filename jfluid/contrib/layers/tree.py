@@ -20,8 +20,9 @@ def tree_conv(
     bias_attr: Any = None,
     name: str | None = None,
 ) -> Variable:
-    """Convolve over trees: of each node the sum over its subtree of vectors times matrices, which
-    are mixed by depth and by place among siblings.
+    """Convolve over trees: for each node, sum the products of vectors and matrices over the subtree.
+
+    The matrices are mixed by depth and by position among siblings.
 
     Args:
         nodes_vector: float [N, nodes, features]; features, and with a bias nodes, must be known.

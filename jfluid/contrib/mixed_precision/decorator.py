@@ -17,7 +17,7 @@ from jfluid.optimizer.dygraph_mode import refuse_eagerly
 
 
 class OptimizerWithMixedPrecision:
-    """An optimizer around another one, which trains in 16 bits; `decorate` makes it."""
+    """Wrapper that trains with an optimizer in 16 bits; `decorate` creates it."""
 
     def __init__(
         self,
@@ -54,8 +54,9 @@ class OptimizerWithMixedPrecision:
         no_grad_set: Iterable[Variable | str] | None = None,
         callbacks: Any = None,
     ) -> list[ParamGrad]:
-        """Rewrite the program of `loss` to 16 bits and append its gradients, divided by the
-        scaling, and zero where any overflowed.
+        """Rewrite the program of `loss` to 16 bits, and append its gradients.
+
+        Gradients are divided by the loss scaling, and zero if any gradient overflowed.
         """
         refuse_eagerly("mixed_precision.decorate", "use the optimizer without it")
         program, startup = loss.block.program, startup_program or default_startup_program()
@@ -105,7 +106,7 @@ class OptimizerWithMixedPrecision:
         return self.apply_optimize(loss, startup_program, pairs), pairs
 
     def _watch(self, grads: list[Variable]) -> None:
-        """Append what depends on whether gradients are finite: the counters, the scaling, zeroed gradients."""
+        """Append operators that depend on finite gradients: counters, scaling, zeroed gradients."""
         good, bad = (
             layers.create_global_var([1], 0, "int32", persistable=True, name=unique_name.generate(name))
             for name in ("num_good_steps", "num_bad_steps")
@@ -144,7 +145,7 @@ def decorate(
     use_dynamic_loss_scaling: bool = True,
     dtype: str = "bfloat16",
 ) -> OptimizerWithMixedPrecision:
-    """Return an optimizer that computes in 16 bits what gains from it; parameters and updates stay in float32.
+    """Return an optimizer that computes suitable operators in 16 bits; parameters and updates stay in float32.
 
     The loss is multiplied by a scaling before the backward pass, and gradients are divided by it.
     With dynamic scaling, a step whose gradients are not finite updates with zeros; after several

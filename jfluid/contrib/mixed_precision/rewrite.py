@@ -14,8 +14,9 @@ _DATA_SLOTS = {"batch_norm": {"X"}, "layer_norm": {"X"}}
 
 
 def sort_operators(block: Block, lists: AutoMixedPrecisionLists) -> tuple[set[int], set[int]]:
-    """Return the positions of the operators for 16 bits and of those for float32; the others
-    compute in the dtype of their inputs.
+    """Return the positions of the operators for 16 bits, and of the operators for float32.
+
+    Further operators compute in the dtype of their inputs.
     """
     low: set[int] = set()
     full: set[int] = set()
@@ -63,7 +64,7 @@ def _cast_inputs(block: Block, op: Operator, have: VarType, want: VarType) -> No
 
 
 def _cast(block: Block, op: Operator, var: Variable, dtype: VarType) -> Variable:
-    """Return `var` in another dtype; one cast serves all operators that read the same value."""
+    """Return `var` in the given dtype; all operators that read the same value share the cast."""
     name = f"{var.name}.cast_{SUFFIX[dtype]}"
     for earlier in reversed(block.ops):
         if name in earlier.output_arg_names:

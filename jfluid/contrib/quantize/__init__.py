@@ -1,4 +1,4 @@
-"""Training with simulated quantization, and models whose products compute with integers."""
+"""Training with simulated quantization, and models with integer products."""
 
 from jfluid.contrib.quantize.transpiler import QuantizeTranspiler
 

@@ -26,7 +26,7 @@ def _original(name: str) -> str:
 
 @dataclass
 class _Names:
-    """What becomes of the names of one block.
+    """New names of the variables of a block.
 
     Attributes:
         inputs: rounded variable -> its integers.
@@ -48,7 +48,7 @@ class _Freezer:
     weights: frozenset[str]
 
     def quantize(self, block: Block, op: Operator, names: _Names) -> None:
-        """Take a rounding operator away from a weight, whose value becomes integers; keep it before an activation."""
+        """Fold the rounding operator of a weight into integer values; keep the operator of an activation."""
         source = op.input("X")[0]
         if source not in self.weights:
             names.scales[source] = block.var_recursive(op.output("OutScale")[0])
@@ -67,7 +67,7 @@ class _Freezer:
 
     @staticmethod
     def bypass(block: Block, op: Operator, names: _Names) -> None:
-        """Remove an operator; those after it read what it read."""
+        """Remove an operator, and connect the readers of its output to its input."""
         source = op.input("X")[0]
         names.inputs[op.output("Out")[0]] = names.inputs.get(source, source)
         block.remove_op(block.ops.index(op))

@@ -1,5 +1,6 @@
-"""Passes over graphs after training with simulated quantization: their products compute with integers
-(`fluid.contrib.slim.quantization`).
+"""Passes for graphs after training with simulated quantization: integer products.
+
+In Fluid they are part of `fluid.contrib.slim.quantization`.
 """
 
 from collections.abc import Sequence
@@ -18,7 +19,7 @@ from jfluid.ir.operator import Operator, OpRole
 from jfluid.ir.types import VarType, np_dtype
 from jfluid.scope import Scope
 
-__all__ = ["ConvertToInt8Pass", "QuantizationFreezePass"]
+__all__ = ["ConvertToInt8Pass", "QuantizationFreezePass", "TransformForMobilePass"]
 
 Array = np.ndarray[Any, Any]
 _QUANTIZE = (
@@ -88,7 +89,7 @@ class QuantizationFreezePass:
         weights: dict[str, Array],
         scales: dict[str, str],
     ) -> None:
-        """Take a rounding operator away from a weight, whose value becomes integers; keep it before an activation."""
+        """Fold the rounding operator of a weight into integer values; keep the operator of an activation."""
         name = op.input("X")[0]
         if not block.var_recursive(name).persistable:
             scales[op.output("Out")[0]] = op.output("OutScale")[0]
@@ -157,7 +158,7 @@ class QuantizationFreezePass:
 
 
 def _bypass(block: Block, op: Operator, inputs: dict[str, str]) -> None:
-    """Remove an operator; those after it read what it read."""
+    """Remove an operator, and connect the readers of its output to its input."""
     source = op.input("X")[0]
     inputs[op.output("Out")[0]] = inputs.get(source, source)
     block.remove_op(block.ops.index(op))
@@ -209,3 +210,19 @@ class ConvertToInt8Pass:
         )
         self._scope.var(made.name).get_tensor().set(values.astype(np.int8), self._place)
         return made.name
+
+
+class TransformForMobilePass:
+    """Pass that gives the operators of a frozen graph the types `quantize` and `dequantize` of Paddle-Lite.
+
+    The graph is only saved afterwards: it does not run here.
+    """
+
+    def apply(self, graph: IrGraph) -> IrGraph:
+        """Change a graph in place, and return the graph. Raises TypeError unless it is an IrGraph."""
+        block = checked(graph, "TransformForMobilePass")
+        for op in block.ops:
+            if op.type in (*_QUANTIZE, *_DEQUANTIZE):
+                op.type = "quantize" if op.type in _QUANTIZE else "dequantize"
+        graph.program._touch()
+        return graph

@@ -37,7 +37,7 @@ _OBSERVED = frozenset(
 
 
 def tensors_read(op: Operator) -> list[str]:
-    """Return the names of the tensors that an operator computes with, without those of its options."""
+    """Return the names of an operator's input tensors, without tensors that only hold options."""
     if op.type in CONVOLUTIONS:
         slots = ["Input", "Filter"]
     elif op.type == "slice":
@@ -54,25 +54,25 @@ def result_of(op: Operator) -> str:
 
 
 def all_activations(block: Block, op: Operator) -> bool:
-    """True if an operator reads no weights."""
+    """Return True if an operator reads no weights."""
     return not any(block.var_recursive(name).persistable for name in tensors_read(op))
 
 
 def checked(graph: IrGraph, what: str) -> Block:
-    """Return the block of a graph. Raises TypeError for another value."""
+    """Return the block of a graph. Raises TypeError unless it is an IrGraph."""
     if not isinstance(graph, IrGraph):
         raise TypeError(f"{what}.apply: expected an IrGraph, found {type(graph).__name__}")
     return graph.program.global_block()
 
 
 def _is_skipped(op: Operator, patterns: str | Sequence[str]) -> bool:
-    """True if an operator was made in a name scope that the user leaves out."""
+    """Return True if an operator was made in a name scope that the user leaves out."""
     scope = op.attrs.get("op_namescope", "")
     return any(p in scope for p in ([patterns] if isinstance(patterns, str) else patterns))
 
 
 class QuantizationTransformPass:
-    """Lets convolutions and products compute with inputs that are rounded to what integers stand for.
+    """Pass that rounds the inputs of convolutions and products to quantized values.
 
     Gradients are those of the rounded inputs, and move the inputs themselves. Apply it to a graph for
     training and to one for tests, then train: scales are shared by the scope.
@@ -133,7 +133,7 @@ class QuantizationTransformPass:
         self._skip_pattern, self._types = skip_pattern, tuple(quantizable_op_type)
 
     def apply(self, graph: IrGraph) -> IrGraph:
-        """Rewrite a graph in place, and return it. Raises TypeError for another value."""
+        """Rewrite a graph in place, and return the graph. Raises TypeError unless it is an IrGraph."""
         block = checked(graph, "QuantizationTransformPass")
         insert = ScopeQuantizer(
             block=block,
@@ -232,7 +232,7 @@ class AddQuantDequantPass:
         self._moving_rate, self._bits, self._skip_pattern = moving_rate, quant_bits, skip_pattern
 
     def apply(self, graph: IrGraph) -> IrGraph:
-        """Rewrite a graph in place, and return it. Raises TypeError for another value."""
+        """Rewrite a graph in place, and return the graph. Raises TypeError unless it is an IrGraph."""
         block = checked(graph, "AddQuantDequantPass")
         insert = ScopeQuantizer(
             block=block, scope=self._scope, place=self._place, test=graph.is_test(), moving_rate=self._moving_rate
@@ -272,7 +272,7 @@ class OutScaleForTrainingPass:
         self._scope, self._place, self._moving_rate = scope, place, moving_rate
 
     def apply(self, graph: IrGraph) -> IrGraph:
-        """Rewrite a graph in place, and return it. Raises TypeError for another value."""
+        """Rewrite a graph in place, and return the graph. Raises TypeError unless it is an IrGraph."""
         block = checked(graph, "OutScaleForTrainingPass")
         scope = _needed(self._scope, "OutScaleForTrainingPass")
         insert = ScopeQuantizer(
@@ -295,7 +295,7 @@ class OutScaleForInferencePass:
         self._scope = scope
 
     def apply(self, graph: IrGraph) -> IrGraph:
-        """Change a graph in place, and return it. Raises TypeError for another value."""
+        """Change a graph in place, and return the graph. Raises TypeError unless it is an IrGraph."""
         block = checked(graph, "OutScaleForInferencePass")
         scope = _needed(self._scope, "OutScaleForInferencePass")
         for op in block.ops:

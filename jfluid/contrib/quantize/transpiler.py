@@ -68,7 +68,7 @@ class QuantizeTranspiler:
         self.moving_rate = moving_rate
 
     def training_transpile(self, program: Program | None = None, startup_program: Program | None = None) -> None:
-        """Let products compute with inputs that are rounded to what integers stand for.
+        """Round the inputs of products to quantized values.
 
         Gradients pass by the rounding: they are those of the rounded inputs, and move the inputs
         themselves. Scales that are kept are made in the startup program, so that it is run

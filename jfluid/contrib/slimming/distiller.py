@@ -1,5 +1,6 @@
-"""Distillers: they add a loss by which a student learns from a teacher whose graph was merged into its
-own (`GraphWrapper.merge`).
+"""Distillers: losses by which a student learns from a teacher.
+
+`GraphWrapper.merge` puts the teacher's graph into the student's graph first.
 """
 
 from abc import ABC, abstractmethod

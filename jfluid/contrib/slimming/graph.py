@@ -1,6 +1,4 @@
-"""`GraphWrapper`: a program with the variables that it is fed and fetched, as the parts of
-`fluid.contrib.slim` take it.
-"""
+"""`GraphWrapper`: a program with its feeds and fetches, for `fluid.contrib.slim`."""
 
 import os
 from collections import OrderedDict
@@ -106,7 +104,7 @@ class OpWrapper:
 
 
 class GraphWrapper:
-    """A program, and what it is fed and fetched by names of the user's.
+    """Program with the user's names for its feeds and fetches.
 
     Args:
         program: the program; a new one when None.
@@ -150,11 +148,11 @@ class GraphWrapper:
         return VarWrapper(self.program.global_block().var(name), self)
 
     def pre_ops(self, op: OpWrapper) -> list[OpWrapper]:
-        """Return the operators that write what one reads, once for each such variable."""
+        """Return the producers of an operator's inputs, once for each variable."""
         return [p for p in self.ops() for n in op._op.input_arg_names if n in p._op.output_arg_names]
 
     def next_ops(self, op: OpWrapper) -> list[OpWrapper]:
-        """Return the operators that read what one writes, once for each such variable."""
+        """Return the consumers of an operator's outputs, once for each variable."""
         return [p for p in self.ops() for n in op._op.output_arg_names if n in p._op.input_arg_names]
 
     def get_param_by_op(self, op: OpWrapper) -> list[VarWrapper]:
@@ -169,8 +167,10 @@ class GraphWrapper:
         return sum(int(np.prod(p.shape())) for p in self.all_parameters())
 
     def flops(self, only_conv: bool = False) -> int:
-        """Return how many operations a sample takes: two for each product of convolutions and of `mul`,
-        one for each element that pooling, relu, sigmoid and batch norm read.
+        """Return the number of floating-point operations for a sample.
+
+        Each product of convolutions and of `mul` counts as two, and each element that pooling, relu, sigmoid and batch
+        norm read as one.
 
         Args:
             only_conv: count convolutions alone.
@@ -196,7 +196,7 @@ class GraphWrapper:
             self.compiled_graph.with_data_parallel(loss_name=loss, build_strategy=BuildStrategy())
 
     def merge(self, graph: "GraphWrapper") -> None:
-        """Append another graph's operators, such as a teacher's. Variables of one name become one.
+        """Append the operators of a graph, such as a teacher's graph. Variables of the same name become one variable.
 
         Parameters that come are variables that training leaves alone.
         """
@@ -212,7 +212,7 @@ class GraphWrapper:
     def get_optimize_graph(
         self, optimizer: Any, place: Any, scope: Scope, no_grad_var_names: Sequence[str] = ()
     ) -> "GraphWrapper | None":
-        """Return a graph that trains: with gradients and updates, whose state is made in `scope`.
+        """Return a graph for training, with gradients and updates; their state is made in `scope`.
 
         None where `out_nodes` has neither "loss" nor "cost".
 
@@ -284,7 +284,7 @@ class GraphWrapper:
         )
 
     def save_persistables(self, path: str, exe: "SlimGraphExecutor") -> None:
-        """Save what is kept from step to step, without a teacher's, each variable in a file."""
+        """Save persistable variables, except the teacher's variables, each variable in a file."""
         for v in self.program.list_vars():
             if v.persistable:
                 self.persistables.setdefault(v.name, v)
@@ -301,7 +301,7 @@ class GraphWrapper:
 
     # After parameters were pruned
     def update_param_shape(self, scope: Scope) -> None:
-        """Declare parameters in the shapes that they have in the scope.
+        """Declare parameters in the shapes of their values in the scope.
 
         Raises UninitializedError where it lacks one.
         """
@@ -319,7 +319,7 @@ class GraphWrapper:
                 op._op.infer_shape()
 
     def update_groups_of_conv(self) -> None:
-        """Let depthwise convolutions have as many groups as their filters."""
+        """Set the groups of depthwise convolutions to the number of their filters."""
         for op in self.ops():
             if op.type() in ("depthwise_conv2d", "depthwise_conv2d_grad"):
                 op.set_attr("groups", op.inputs("Filter")[0].shape()[0])

@@ -1,4 +1,4 @@
-"""Pruners: which groups of a parameter are least important, and parameters without them."""
+"""Pruners: choose the least important groups of a parameter, and remove the groups."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any

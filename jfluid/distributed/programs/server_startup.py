@@ -1,6 +1,5 @@
 """Startup programs of servers: for a distributed table only the initializer of rows is recorded."""
 
-import zlib
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
@@ -69,7 +68,7 @@ class Startup(Runner):
     def _seed(op: Operator) -> int:
         """Return the seed of the rows, equal on all servers and after a restart: so is the row of an id."""
         given = op.attr("seed") if op.type != "fill_constant" else 0
-        return int(given) or zlib.crc32(op.output_arg_names[0].encode())
+        return int(given) or op.block.program.streams.uid(op.type, op.output_arg_names[0])
 
     def run_alone(self, feed: Any, fetches: list[str], scope: Scope) -> list[Fetched]:
         for name, found in self._initializers.items():

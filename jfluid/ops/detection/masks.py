@@ -16,6 +16,7 @@ from jfluid.ops.detection.pixel_boxes import (
     check_boxes,
     check_images,
     first_true,
+    info_of_images,
     overlaps,
     per_image,
     per_object,
@@ -62,7 +63,7 @@ def generate_mask_labels(
     known, real = per_image(gt_classes, name, "GtClasses")
     known = known.reshape(real.shape)
     drawn = real & (known > 0) & (per_object(is_crowd, name, "IsCrowd", real) == 0)
-    im_info = rows_of(im_info)
+    im_info = info_of_images(im_info, len(boxes))
     outlines = need(gt_segms, name, "GtSegms", 3)
     check_images(name, Rois=len(boxes), GtClasses=len(real), ImInfo=len(im_info), GtSegms=outlines.levels[0].number)
     scale = im_info[:, 2].astype(boxes.dtype)[:, None, None]

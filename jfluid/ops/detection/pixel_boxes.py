@@ -11,7 +11,7 @@ from jax import Array, lax
 
 from jfluid import errors
 from jfluid.ops import static_values
-from jfluid.ops.ragged import Level, Ragged, Value, column, need, offsets_of, segments
+from jfluid.ops.ragged import Level, Ragged, Value, column, need, offsets_of, rows_of, segments
 
 _BLOCK = 256
 
@@ -86,6 +86,14 @@ def check_images(op_type: str, **numbers: int) -> None:
     if len(set(numbers.values())) > 1:
         found = ", ".join(f"{slot} {number}" for slot, number in numbers.items())
         raise errors.ShapeError(f"{op_type}: inputs of different numbers of images: {found}")
+
+
+def info_of_images(x: Value, images: int) -> Array:
+    """Return the rows of `x`, one for each image. A declared number of rows does not bind the number of images."""
+    rows = rows_of(x)
+    if static_values.inference() is not None and len(rows) != images:
+        return jnp.broadcast_to(rows[:1], (images, *rows.shape[1:]))
+    return rows
 
 
 def check_boxes(op_type: str, **boxes: Any) -> None:

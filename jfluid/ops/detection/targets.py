@@ -17,6 +17,7 @@ from jfluid.ops.detection.pixel_boxes import (
     check_images,
     deltas,
     first_true,
+    info_of_images,
     joined,
     overlaps,
     per_image,
@@ -38,7 +39,7 @@ def share(number: int, fraction: float) -> int:
 def _objects(op_type: str, gt_boxes: Value, is_crowd: Value, im_info: Value) -> tuple[Array, Array, Array]:
     """Return each image's objects in scaled pixels [images, most, 4], the mask of non-crowd objects, and ImInfo."""
     boxes, real = per_image(gt_boxes, op_type, "GtBoxes")
-    im_info = rows_of(im_info)
+    im_info = info_of_images(im_info, len(boxes))
     check_images(op_type, GtBoxes=len(boxes), ImInfo=len(im_info))
     single = real & (per_object(is_crowd, op_type, "IsCrowd", real) == 0)
     return boxes * im_info[:, 2, None, None].astype(boxes.dtype), single, im_info
@@ -257,7 +258,7 @@ def generate_proposal_labels(
     objects, real = per_image(gt_boxes, "generate_proposal_labels", "GtBoxes")
     classes = per_object(gt_classes, "generate_proposal_labels", "GtClasses", real)
     crowd = real & (per_object(is_crowd, "generate_proposal_labels", "IsCrowd", real) != 0)
-    im_info = rows_of(im_info)
+    im_info = info_of_images(im_info, len(proposals))
     check_images("generate_proposal_labels", RpnRois=len(proposals), GtBoxes=len(objects), ImInfo=len(im_info))
     scale = im_info[:, 2].astype(proposals.dtype)[:, None, None]
     boxes, usable = (_cascaded if is_cascade_rcnn else _with_objects)(

@@ -27,12 +27,12 @@ def of_trainer(startup: Program, placement: Placement) -> None:
 def of_server(startup: Program, server: Program, placement: Placement, endpoint: str) -> Program:
     """Return the startup program of the server at `endpoint`, made from the original startup program.
 
-    A server's random initial values differ from those of another with the same random_seed: their
-    numbers differ.
+    Random operators keep the stream numbers of the original program: a whole parameter starts from the values of
+    a local run.
     """
     program = Program()
-    if startup.random_seed:
-        program.random_seed = startup.random_seed + placement.endpoints.index(endpoint)
+    program.random_seed = startup.random_seed
+    program._streams = startup.streams.copy()
     block, there = program.global_block(), server.global_block().vars
     found = {
         name: [v for v in given if v.piece.name in there] for name, given in variables_on(placement, endpoint).items()
@@ -110,6 +110,7 @@ def _fills(op: Operator) -> bool:
 
 
 def _fill(block: Block, op: Operator, target: ServerVariable) -> None:
+    block.program.streams.add_piece(op, target.piece.name, target.of.index if target.of is not None else 0)
     twin = copy_op(op, block, {op.output_arg_names[0]: target.piece.name})
     twin.set_attr("shape", target.piece.shape)
     if twin.attrs.get("seed") and target.of is not None:

@@ -26,8 +26,15 @@ def keep_whole(programs: Sequence[Program], startup: Program, config: Distribute
         startup: initializes its parameters.
         config: of the transpiler.
 
-    Raises UnsupportedError for a table that is too large for one process, or has rules for its rows.
+    Raises ProgramError for a distributed table with a dense gradient, and UnsupportedError for a table that is too
+    large for one process, or has rules for its rows.
     """
+    for op in programs[0].global_block().ops:
+        if op.type in LOOK_UPS and op.attr("is_distributed") and not op.attr("is_sparse"):
+            raise errors.ProgramError(
+                f"embedding of table {op.input('W')[0]}: is_distributed sends the gradients of single rows to servers, "
+                "and this table has a dense gradient; set is_sparse=True, too"
+            )
     for update in read_updates(programs[0].global_block()).all:
         reason = _reason(update, startup, config) if update.distributed else ""
         if not reason:

@@ -17,7 +17,6 @@ y = fluid.layers.auc(x, x, curve="F1")  # expect: refused-value
 y = fluid.layers.kldiv_loss(x, x, reduction="average")  # expect: refused-value
 y = fluid.layers.sequence_pool(x, pool_type="mean")  # expect: refused-value
 y = fluid.layers.Print(x, print_phase="train")  # expect: refused-value
-y = fluid.layers.embedding(x, [10, 4], is_distributed=True)  # expect: refused-value
 y = fluid.layers.cast(x, dtype="floaty")  # expect: refused-value
 fluid.set_flags({"FLAGS_check_nan": True})  # expect: refused-value
 fluid.require_version("2.0.0")  # expect: refused-value
