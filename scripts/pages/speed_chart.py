@@ -1,4 +1,4 @@
-"""docs/speed.svg, the chart of how fast jfluid trains beside other engines, from benchmarks/results.json."""
+"""docs/speed.svg, the chart of the speed of jfluid relative to four engines, from benchmarks/results.json."""
 
 import json
 import math
@@ -36,7 +36,7 @@ def chart() -> str:
     lines = [
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {_WIDTH} {height}" role="img"'
         ' font-family="sans-serif" font-size="11">',
-        "<title>How many times as fast as other engines jfluid trains, by program</title>",
+        "<title>Speed of jfluid relative to four engines, by program</title>",
         *_legend(),
         *_axis(height),
     ]
