@@ -47,9 +47,9 @@ _SNAPSHOTS = SnapshotVariables()  # what there is without anybody's word
 
 
 class Job(BaseModel):
-    """A job.
+    """Job of one process, and the keys that jobs of all modes have.
 
-    One of mode local is a script that runs in one process; jobs of the other modes have these keys, too.
+    With mode local a script runs in one process.
 
     A full disk ends the log and not the job.
     """
@@ -186,7 +186,7 @@ def _short_name(script: str, is_module: bool) -> str:
 
 
 class GangJob(Job):
-    """A job of several processes. All modes but local have these keys."""
+    """Job of several processes. All modes but local have these keys."""
 
     gpus: Gpus = Field(default=None, description="the GPUs of each host; without them processes run on the CPU")
     nodes: Count | None = Field(
@@ -254,7 +254,7 @@ class CollectiveJob(GangJob):
 
 
 class Restarts(BaseModel):
-    """How often one server, and one trainer, is started again when it fails, while the other processes go on."""
+    """Numbers of restarts of a failed server and of a failed trainer, while the job goes on."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
 
@@ -263,12 +263,11 @@ class Restarts(BaseModel):
 
 
 class Snapshots(BaseModel):
-    """Snapshots of the servers' tables and blocks, which a server that is started again begins with.
+    """Snapshots of the servers' tables and blocks, from which a restarted server begins.
 
-    Each server has a folder of its own in `folder`, on its host. Each trainer keeps up to
-    `keep_bytes` of what it has pushed to a server since the last snapshot, and sends it again to
-    one that was restored. With `resume` the servers begin with the newest snapshots, if there are
-    any; without it the folder must hold none.
+    Each server has a separate folder in `folder`, on its host. Each trainer keeps up to `keep_bytes` of pushes to a
+    server since the last snapshot, and repeats these pushes to a restored server. With `resume` the servers begin with
+    the newest snapshots, if there are any; without `resume` the folder must hold none.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
@@ -294,7 +293,7 @@ class Snapshots(BaseModel):
 
 
 class ParameterServerJob(GangJob):
-    """Parameter servers and trainers: so many on each host, or lists of `host:port`.
+    """Parameter servers and trainers: a number on each host, or lists of `host:port`.
 
     The trainers on a host share its `gpus` evenly; servers run on the CPU. When all trainers have
     ended, the servers have `server_grace` seconds to end by themselves.
