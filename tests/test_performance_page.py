@@ -167,7 +167,7 @@ def test_a_region_is_filled_with_its_figures_and_says_where_they_are_from(name):
     figures = json.loads(json.dumps(FOUND[name]))  # as a file gives them
     text = performance.filled(page(name, "memory"), {name: part(figures)})
     assert f"old {name}" not in text and text.count("prose") == 2
-    assert " on 2 cores (P), load 0.0 before, Python 3.11.7, JAX 0.10.2, on 2026-11-22 (commit abc)." in text
+    assert " on 2026-11-22 (commit abc). Machine: 2 cores (P), load 0.0 before, Python 3.11.7, JAX 0.10.2." in text
     for row in ROWS[name]:
         assert row in text
     assert name == "memory" or "old memory" in text  # what was not measured stays

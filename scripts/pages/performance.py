@@ -62,8 +62,8 @@ def filled(text: str, parts: dict[str, Found]) -> str:
 def _header(part: Found) -> str:
     machine = part["machine"]
     return (
-        f"Measured by `{part['command']}` on {machine['cores']} cores ({machine['processor']}), load {machine['load']} "
-        f"before, Python {machine['python']}, JAX {machine['jax']}, on {part['date']} (commit {part['commit']}).\n"
+        f"Measured by `{part['command']}` on {part['date']} (commit {part['commit']}). Machine: {machine['cores']} cores "
+        f"({machine['processor']}), load {machine['load']} before, Python {machine['python']}, JAX {machine['jax']}.\n"
     )
 
 
@@ -192,9 +192,9 @@ def _programs(found: Found) -> str:
     )
     first = _captioned(caption, ["program", "step, ms", "compute, ms", "copy, ms", "host, ms", "wait, ms"], times)
     caption = (
-        "Work of a step: arithmetic that the model needs, its share of the machine's peak (higher is better), milliseconds "
-        "of matrix products, convolutions and LSTM loops, the share of the peak in them, and memory read and written with "
-        "its share of the bandwidth."
+        "Work of a step: arithmetic that the model needs, with its share of the machine's peak (higher is better); "
+        "milliseconds of matrix products, convolutions and LSTM loops, with the share of the peak in these; memory read and "
+        "written, with its share of the bandwidth."
     )
     titles = ["program", "GFLOP", "of the peak", "products, ms", "of the peak in products", "GB (of the bandwidth)"]
     return first + "\n" + _captioned(caption, titles, work)
@@ -444,9 +444,9 @@ def _clock(jobs: Found) -> str:
         for name, one in jobs.items()
     ]
     caption = (
-        "Milliseconds a step by the clock (lower is better), examples a second (higher is better), the time divided by "
-        "that of training without servers in the same rounds (lower is better), and Fluid's time divided by jfluid's "
-        "(above 1, jfluid is faster)."
+        "Milliseconds a step by the clock (lower is better), and examples a second (higher is better). Ratios: the time "
+        "divided by that of training without servers in the same rounds (lower is better), and Fluid's time divided by "
+        "jfluid's (above 1, jfluid is faster)."
     )
     return _captioned(caption, ["job", "step, ms", "examples/s", "job / no servers", "Fluid / jfluid"], rows)
 
