@@ -58,7 +58,7 @@ class Job(BaseModel):
 
     module: bool = Field(
         default=False,
-        description="true: `script` names a module, which runs as by `python -m`",
+        description="true: `script` names a module",
     )
     script: PathText = Field(description="the script, relative to the current folder of the launcher; or a module")
     name: JobName = Field(
