@@ -326,7 +326,7 @@ def beyond(rows):
 
 def _page(rows):
     """The jobs that were not given, as a table of docs/scale.md."""
-    lines = ["| trainers | servers | measured | simulated | ratio |", "|---|---|---|---|---|"]
+    lines = ["| trainers | servers | measured, ms | simulated, ms | ratio |", "|---|---|---|---|---|"]
     for trainers, servers, took, simulated in rows:
         if (trainers, servers) not in MEASURED:
             numbers = (trainers, servers, 1e3 * took, 1e3 * simulated, simulated / took)

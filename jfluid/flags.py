@@ -26,18 +26,16 @@ EFFECTIVE = {
         4 << 30, "bytes of files there; what was written and read before all else is deleted first"
     ),
     "FLAGS_communicator_is_sgd_optimizer": Flag(True, "gradients of several steps are added up, else averaged"),
-    "FLAGS_communicator_max_merge_var_num": Flag(20, "steps whose gradients are sent together"),
+    "FLAGS_communicator_max_merge_var_num": Flag(20, "the number of steps with gradients sent together"),
     "FLAGS_communicator_min_send_grad_num_before_recv": Flag(20, "gradients before parameters are received again"),
-    "FLAGS_communicator_prefetch_depth": Flag(1, "batches of a dataset whose rows of tables are pulled ahead"),
-    "FLAGS_communicator_send_queue_size": Flag(20, "steps whose gradients may wait to be sent"),
-    "FLAGS_communicator_send_wait_times": Flag(
-        5, "hundredths of a second after which no more gradients are waited for"
-    ),
+    "FLAGS_communicator_prefetch_depth": Flag(1, "the number of dataset batches with table rows pulled ahead"),
+    "FLAGS_communicator_send_queue_size": Flag(20, "the number of steps with gradients in the send queue"),
+    "FLAGS_communicator_send_wait_times": Flag(5, "the waiting time for more gradients, in hundredths of a second"),
     "FLAGS_compiled_max_bytes": Flag(
         0,
-        "bytes that compiled steps, and operators of imperative mode, take together, about; what was "
-        "used least recently is compiled again when it comes back. 0: a thirty-second of the memory, "
-        "512 MiB at least",
+        "approximate bytes of all compiled steps and operators of imperative mode; beyond it the "
+        "least recently used are dropped, and compiled again at their next use. 0: a "
+        "thirty-second of the memory, 512 MiB at least",
     ),
     "FLAGS_cpu_kernels": Flag(
         True,
@@ -46,24 +44,25 @@ EFFECTIVE = {
     ),
     "FLAGS_cpu_replicas_joined": Flag(
         True,
-        "steps of replicas on the CPU that are compiled from then on are one XLA program on all "
-        "processors, where that gives the same numbers; else each replica runs on a device of its own",
+        "replicas on the CPU, in steps compiled from then on, run as one XLA program on all "
+        "processors if the numbers stay the same; otherwise each replica runs on a separate "
+        "device",
     ),
     "FLAGS_cudnn_deterministic": Flag(
         False,
-        "steps that are compiled for GPUs from then on give the same bits each time (XLA's "
-        "xla_gpu_deterministic_ops); those on CPUs always do",
+        "steps compiled for GPUs from then on give the same bits each time (XLA's "
+        "xla_gpu_deterministic_ops); steps on CPUs always do",
     ),
     "FLAGS_dataset_max_bytes": Flag(
         0, "bytes of an InMemoryDataset's records, copies while shuffling included; 0: three quarters of the memory"
     ),
     "FLAGS_dynamic_shapes": Flag(
         True,
-        "programs whose feeds change shape are compiled for a few padded sizes, in which padding is "
-        "masked; False: for each shape",
+        "programs with feeds that change shape are compiled for a few padded sizes, with masked "
+        "padding; False: for each shape",
     ),
     "FLAGS_global_shuffle_peer_bytes": Flag(
-        0, "bytes that one trainer may send another; 0: as many as the machine has of memory"
+        0, "the limit for bytes from one trainer to the next in a shuffle; 0: the machine's memory"
     ),
     "FLAGS_interpret_first_steps": Flag(
         True,
@@ -74,11 +73,12 @@ EFFECTIVE = {
     ),
     "FLAGS_record_dir": Flag(
         "",
-        "the folder of the record (jfluid.log, progress) of a script that jfluid-launch has not started; "
-        "empty: it writes none",
+        "the folder of the record (jfluid.log, progress) of a script without jfluid-launch; empty: no record",
     ),
-    "FLAGS_rpc_deadline": Flag(180000, "milliseconds for which a trainer waits until parameter servers listen"),
-    "FLAGS_selected_gpus": Flag("", "what fluid.cuda_places() returns by default"),
+    "FLAGS_rpc_deadline": Flag(
+        180000, "the time that a trainer waits for parameter servers to listen, in milliseconds"
+    ),
+    "FLAGS_selected_gpus": Flag("", "the default result of fluid.cuda_places()"),
     "FLAGS_shape_buckets": Flag(
         "",
         'sizes that batches are padded to, as JSON: {"src_ids": {"1": [32, 64]}}; '

@@ -22,34 +22,32 @@ class RoleVariables(Variables):
     """The role of a process in its job, and the addresses of all processes."""
 
     training_role: Literal["TRAINER", "PSERVER"] | None = variable(
-        "TRAINING_ROLE", "of a job with parameter servers: what this process does", by_launcher=True
+        "TRAINING_ROLE", "the role of this process in a job with parameter servers", by_launcher=True
     )
-    collective_role: str = variable(
-        "PADDLE_TRAINING_ROLE", "of a collective job: `TRAINER`, there are no others", "TRAINER"
-    )
+    collective_role: str = variable("PADDLE_TRAINING_ROLE", "the role in a collective job: always `TRAINER`", "TRAINER")
     trainer_id: Natural | None = variable("PADDLE_TRAINER_ID", "the number of this trainer", by_launcher=True)
-    trainers_num: Natural | None = variable("PADDLE_TRAINERS_NUM", "how many trainers there are", by_launcher=True)
+    trainers_num: Natural | None = variable("PADDLE_TRAINERS_NUM", "the number of trainers", by_launcher=True)
     num_trainers: Natural | None = variable(
-        "PADDLE_NUM_TRAINERS", "the same, for scripts that read this name", by_launcher=True
+        "PADDLE_NUM_TRAINERS", "the same number, for scripts that read this name", by_launcher=True
     )
     trainer_endpoints: Endpoints = variable(
-        environment.TRAINER_ENDPOINTS, "where all trainers are", (), by_launcher=True
+        environment.TRAINER_ENDPOINTS, "the endpoints of all trainers", (), by_launcher=True
     )
     pserver_id: Natural | None = variable("PADDLE_PSERVER_ID", "the number of this server", by_launcher=True)
     pserver_endpoints: Endpoints = variable(
-        "PADDLE_PSERVERS_IP_PORT_LIST", "where all servers are", (), by_launcher=True
+        "PADDLE_PSERVERS_IP_PORT_LIST", "the endpoints of all servers", (), by_launcher=True
     )
     current_endpoint: str | None = variable(
         "PADDLE_CURRENT_ENDPOINT", "the `host:port` of this process", by_launcher=True
     )
     joined: Switch = variable(
         environment.JOINED,
-        "1 in what a trainer that has joined the others starts: such a process is no trainer of its number",
+        "1 in child processes of a trainer that has joined the job: a child is not a trainer",
         False,
     )
-    host: str | None = variable("POD_IP", "its host", by_launcher=True)
-    port: Port | None = variable("PADDLE_PORT", "its port", by_launcher=True)
-    restarts: Natural = variable("JFLUID_RESTARTS", "how often the launcher has started it again", 0)
+    host: str | None = variable("POD_IP", "the host of this process", by_launcher=True)
+    port: Port | None = variable("PADDLE_PORT", "the port of this process", by_launcher=True)
+    restarts: Natural = variable("JFLUID_RESTARTS", "the number of restarts of this process by the launcher", 0)
 
 
 class DeviceVariables(Variables):
@@ -59,28 +57,28 @@ class DeviceVariables(Variables):
 
     cpu_num: Count = variable(
         "CPU_NUM",
-        "how many CPU devices replicas run on; it may be set in Python at any time",
+        "the number of CPU devices of replicas; may be set in Python at any time",
         environment.DEFAULT_CPU_NUM,
     )
     selected_gpus: Gpus = variable(
         "FLAGS_selected_gpus",
-        "what replicas run on, by the numbers of the GPUs that the process sees; all of them without it",
+        "the GPUs of replicas, as indices into the GPUs visible to the process; by default all",
         (),
         by_launcher=True,
     )
     visible_gpus: Names | None = variable(
         "CUDA_VISIBLE_DEVICES",
-        "read by CUDA: the GPUs that the process sees; empty: none",
+        "read by CUDA: the GPUs visible to the process; empty: none",
         by_launcher=True,
     )
     jax_platforms: str | None = variable(
         "JAX_PLATFORMS",
-        "read by JAX: what it runs on; the launcher says `cpu` where a process has no GPU",
+        "read by JAX: its platforms; the launcher sets `cpu` for a process without a GPU",
     )
     coordinator_bind_address: str | None = variable(
         "JAX_COORDINATOR_BIND_ADDRESS",
-        "where the first of the processes that train together listens to the others, "
-        "if not at its address in `PADDLE_TRAINER_ENDPOINTS`",
+        "the listening address of JAX's coordinator in the first trainer; by default its address "
+        "in `PADDLE_TRAINER_ENDPOINTS`",
     )
     nccl_interface: str | None = variable(
         "NCCL_SOCKET_IFNAME",
@@ -89,17 +87,17 @@ class DeviceVariables(Variables):
     )
     xla_threads: Count | None = variable(
         "PJRT_NPROC",
-        "read by XLA when JAX starts: how many threads steps on the CPU use; one for each "
-        "processor that the process may use without it",
+        "read by XLA when JAX starts: the number of threads of steps on the CPU; by default one "
+        "for each available processor",
     )
     bind_threads: Switch | None = variable(
         "JFLUID_BIND_THREADS",
-        "1: each of these threads stays on a processor of its own, 0: none does; without it they do "
-        "where the process may use 2 to 8 processors and is not one of several of a job",
+        "1: binds each of these threads to a processor; 0: binds no thread; by default 1 for a "
+        "process with 2 to 8 processors that is alone in its job",
     )
     xla_flags: str = variable(
         "XLA_FLAGS",
-        "read by XLA; what jfluid would set by itself, and is named here, stays as it is here",
+        "read by XLA; an option named here is not changed by jfluid",
         "",
     )
 
@@ -111,34 +109,35 @@ class TlsVariables(Variables):
 
     tls_certificate: Path | None = variable(
         "JFLUID_PS_TLS_CERTIFICATE",
-        "a PEM file: of a server, which then takes TLS connections only; of a trainer, where servers want one",
+        "a PEM file with the certificate of a server, which then accepts TLS connections only; or"
+        " of a trainer, if servers require it",
     )
-    tls_key: Path | None = variable("JFLUID_PS_TLS_KEY", "a PEM file with its key")
+    tls_key: Path | None = variable("JFLUID_PS_TLS_KEY", "a PEM file with the key of the certificate")
 
 
 class ServerVariables(TlsVariables):
     """Parameter servers."""
 
-    silence_s: Seconds = variable("JFLUID_PS_SILENCE_S", "a trainer not heard for longer is silent", 60.0)
+    silence_s: Seconds = variable("JFLUID_PS_SILENCE_S", "a trainer not heard for longer counts as silent", 60.0)
     on_silence: Literal["fail", "leave out"] = variable(
         "JFLUID_PS_ON_SILENCE",
-        "then the job fails, or goes on without it until it is heard again",
+        "the effect of a silent trainer: the job fails, or goes on without it until it is heard again",
         "fail",
     )
     start_s: Seconds = variable(
         "JFLUID_PS_START_S",
-        "after a server was restored, a trainer not heard for longer is silent, too",
+        "after a restore of a server, a trainer not heard for longer counts as silent, too",
         600.0,
     )
-    max_rows: Count | None = variable("JFLUID_PS_MAX_ROWS", "how many rows the tables of one server may hold together")
-    max_bytes: Count | None = variable("JFLUID_PS_MAX_BYTES", "how many bytes they may hold together")
+    max_rows: Count | None = variable("JFLUID_PS_MAX_ROWS", "the limit for rows of all tables of one server")
+    max_bytes: Count | None = variable("JFLUID_PS_MAX_BYTES", "the limit for bytes of all tables of one server")
     metrics_port: Port | None = variable(
         "JFLUID_PS_METRICS_PORT",
-        "a host's first server answers Prometheus on this port, its second one on the next, and so on",
+        "the Prometheus port of a host's first server; the second server uses the next port, and so on",
     )
     tls_clients: Path | None = variable(
         "JFLUID_PS_TLS_CLIENTS",
-        "a PEM file of authorities: clients, also of metrics, must show a certificate of one of them",
+        "a PEM file of authorities: clients, also of metrics, must show a certificate of a listed authority",
     )
 
 
@@ -147,8 +146,8 @@ class ConnectionVariables(TlsVariables):
 
     tls_authority: Path | None = variable(
         "JFLUID_PS_TLS_AUTHORITY",
-        "a PEM file of the authority whose certificates servers have: then trainers, and "
-        "servers that ask each other about snapshots, use TLS",
+        "a PEM file of the authority of the servers' certificates: makes trainers use TLS, and "
+        "servers that ask each other about snapshots",
     )
     share_memory: Switch = variable(
         "JFLUID_PS_SHARE_MEMORY",
@@ -164,19 +163,20 @@ class SnapshotVariables(Variables):
 
     snapshot_folder: Path | None = variable(
         "JFLUID_PS_SNAPSHOT_FOLDER",
-        "where servers write them, each in a folder of its own; none are written without it. Trainers need it, too",
+        "the folder of snapshots, with a separate folder for each server; without it no snapshots"
+        " are written. Trainers need it, too",
     )
-    snapshot_every_s: FiniteSeconds = variable("JFLUID_PS_SNAPSHOT_EVERY_S", "the time between two", 60.0)
+    snapshot_every_s: FiniteSeconds = variable("JFLUID_PS_SNAPSHOT_EVERY_S", "the time between two snapshots", 60.0)
     restore: Switch = variable(
         "JFLUID_PS_RESTORE",
-        "1: this server was started again, and goes on from its last one if it has one",
+        "1: a restarted server goes on from its last snapshot, if there is one",
         False,
         by_launcher=True,
     )
     keep_bytes: Natural = variable(
         "JFLUID_PS_KEEP_BYTES",
-        "with a snapshot folder: bytes of what it has pushed to a server since its last one "
-        "that a trainer keeps, to send it again; 0 without a folder",
+        "with a snapshot folder: bytes of pushes that a trainer keeps for each server since its "
+        "last snapshot, to repeat the pushes after a restore; 0 without a folder",
         256 << 20,
     )
 
@@ -189,15 +189,15 @@ class SecretVariables(Variables):
 
     job_token: str | None = variable(environment.JOB_TOKEN, "the job's secret (docs/security.md)", secret=True)
     older_job_token: str | None = variable(
-        environment.OLDER_JOB_TOKEN, "the same, where the other one is not set", secret=True
+        environment.OLDER_JOB_TOKEN, "an older name, read if `JFLUID_JOB_TOKEN` is not set", secret=True
     )
     progress_channel: str | None = variable(
         environment.PROGRESS_CHANNEL,
-        "the pipe on which a process tells its launcher of its progress, and the launcher's number",
+        "the pipe for progress reports to the launcher, and the launcher's process number",
     )
     record_dir: str | None = variable(
         environment.RECORD_DIR,
-        "the job's log folder, below which processes of the launcher write their records; empty: they write none",
+        "the job's log folder, below which processes of the launcher write records; empty: no records",
     )
     clock_ahead: float | None = variable(
         environment.CLOCK_AHEAD,
@@ -205,7 +205,7 @@ class SecretVariables(Variables):
     )
     gang_member: str | None = variable(
         environment.GANG_MEMBER,
-        "by which the launcher finds all that a process of its has started, to end it with the job",
+        "a mark by which the launcher finds child processes of its members, to end these with the job",
     )
 
 
@@ -214,7 +214,7 @@ class FolderVariables(Variables):
 
     cache_home: Path = variable(
         "XDG_CACHE_HOME",
-        "its file `jfluid/secret` has the secret of this user's jobs that stay on this machine",
+        "the folder of `jfluid/secret`, the secret of this user's jobs on this machine",
         Path("~/.cache"),
     )
 
@@ -224,20 +224,20 @@ class StartupVariables(Variables):
 
     as_paddle: Switch | None = variable(
         "JFLUID_AS_PADDLE",
-        "1: `import paddle` finds jfluid, 0: it never does; without it it does where no PaddlePaddle is installed",
+        "1: `import paddle` finds jfluid; 0: never; by default, if no PaddlePaddle is installed",
     )
     disable_plot: str | None = variable(
         environment.DISABLE_PLOT,
-        "`True`: `paddle.utils.Ploter` draws nothing, and needs no matplotlib",
+        "`True`: `paddle.utils.Ploter` draws nothing and needs no matplotlib",
     )
 
 
 class ThreadVariables(Variables):
     """Fluid's threads of parameter servers, which have no effect."""
 
-    rpc_send_thread_num: Count = variable("FLAGS_rpc_send_thread_num", "for pushes", 12)
-    rpc_get_thread_num: Count = variable("FLAGS_rpc_get_thread_num", "for pulls", 12)
-    rpc_prefetch_thread_num: Count = variable("FLAGS_rpc_prefetch_thread_num", "for look-ups", 12)
+    rpc_send_thread_num: Count = variable("FLAGS_rpc_send_thread_num", "threads for pushes", 12)
+    rpc_get_thread_num: Count = variable("FLAGS_rpc_get_thread_num", "threads for pulls", 12)
+    rpc_prefetch_thread_num: Count = variable("FLAGS_rpc_prefetch_thread_num", "threads for look-ups", 12)
 
 
 class ProcessEnvironment(

@@ -3,28 +3,28 @@
     name: recognize_digits          # default: the script's name
     mode: local                     # one process
     script: examples/digits.py      # relative to the directory you launch from
-    args: {epochs: 10, lr: 1e-3}    # --epochs 10 --lr 0.001; or a list, passed as it is
+    args: {epochs: 10, lr: 1e-3}    # --epochs 10 --lr 0.001; or a list, passed unchanged
     env: {CPU_NUM: 2}               # added to the script's environment
-    shape_buckets: {src_ids: {"1": [32, 64]}}     # sizes that batches are padded to: of a feed, by dimension
-    log_dir: mylog                  # the script's output goes to mylog/workerlog.0 too
-    log_max_bytes: 268435456        # then it goes on as a new file, and the old one is mylog/workerlog.0.1
-    log_backups: 1                  # how many such old files are kept of each process
-    stall_timeout: 600              # end the job after this many seconds without a step
-    max_restarts: 3                 # restarts after failures
+    shape_buckets: {src_ids: {"1": [32, 64]}}     # sizes to pad batches to, by feed and dimension
+    log_dir: mylog                  # the script's output also goes to mylog/workerlog.0
+    log_max_bytes: 268435456        # then a new file begins, and the old file is mylog/workerlog.0.1
+    log_backups: 1                  # number of old files of each process
+    stall_timeout: 600              # seconds without a step after which the job ends
+    max_restarts: 3                 # number of restarts after failures
 
     mode: collective                # processes that train together
     gpus: 4                         # on each host: a process for each; or a list of GPUs, or all
-    processes: 2                    # on each host; without gpus they run on the CPU
-    nodes: 2                        # hosts, each of which runs jfluid-launch
+    processes: 2                    # on each host; without gpus on the CPU
+    nodes: 2                        # hosts, each with a jfluid-launch
     ips: [10.0.0.1, 10.0.0.2]       # their addresses, or the coordinator's: coordinator: "10.0.0.1:6069"
     secret_file: /home/me/secret    # has the job's secret (chmod 600), which several hosts need; or set JFLUID_JOB_TOKEN
 
     mode: parameter_server          # or ps
     servers: 2                      # on each host; or a list: ["10.0.0.1:6170", "10.0.0.2:6170"]
     trainers: 4
-    server_grace: 10                # seconds that servers have to end by themselves once all trainers have
-    restarts: {servers: 1, trainers: 1}             # how often one process is started again while the others go on
-    snapshots: {folder: /data/ctr, every_s: 60}     # of the servers; a server that is started again has its rows from there
+    server_grace: 10                # seconds for servers to end once all trainers have ended
+    restarts: {servers: 1, trainers: 1}             # restarts of a single process while the job goes on
+    snapshots: {folder: /data/ctr, every_s: 60}     # of the servers; a restarted server reads its rows there
 
 YAML is read by its version 1.2 core rules, so that `no` is text and `1e-3` a number; duplicate
 keys, tags and aliases are refused. Every error names file, line and column.

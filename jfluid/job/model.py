@@ -48,9 +48,9 @@ _SNAPSHOTS = SnapshotVariables()  # what there is without anybody's word
 
 
 class Job(BaseModel):
-    """A job.
+    """Job of one process, and the keys that jobs of all modes have.
 
-    One of mode local is a script that runs in one process; jobs of the other modes have these keys, too.
+    With mode local a script runs in one process.
 
     A full disk ends the log and not the job.
     """
@@ -59,46 +59,46 @@ class Job(BaseModel):
 
     module: bool = Field(
         default=False,
-        description="whether `script` names a module, which runs as Python runs one",
+        description="true: `script` names a module",
     )
-    script: PathText = Field(description="the script, relative to the folder that you launch from; or a module")
+    script: PathText = Field(description="the script, relative to the current folder of the launcher; or a module")
     name: JobName = Field(
         default_factory=lambda data: _short_name(data.get("script", ""), data.get("module", False)),
-        description="the job's name (the script's without it)",
+        description="the job's name (by default the script's)",
     )
     mode: Mode = Field(
         default="local",
-        description="one process, several that train together, or servers and trainers",
+        description="one process, several processes that train together, or servers and trainers",
     )
     args: Arguments = Field(
         default_factory=dict,
-        description="the script's arguments: `{epochs: 10, sizes: [8, 16], verbose: true, "
-        "quiet: false}` is `--epochs 10 --sizes 8 16 --verbose`; a list is passed as it is",
+        description="the script's arguments: `{epochs: 10, sizes: [8, 16], verbose: true, quiet: false}` is "
+        "`--epochs 10 --sizes 8 16 --verbose`; a list is passed unchanged",
     )
-    env: Environment = Field(default_factory=dict, description="variables that are added to the processes' environment")
+    env: Environment = Field(default_factory=dict, description="variables added to the processes' environment")
     shape_buckets: ShapeBuckets = Field(
         default_factory=dict,
-        description="sizes that batches are padded to, by the name of a feed and its dimension; what "
-        "has none is padded by what comes",
+        description="sizes to pad batches to, by the name of a feed and its dimension; by default sizes "
+        "follow from the batches",
     )
     log_dir: FolderText = Field(
         default="mylog",
-        description="the folder of `workerlog.RANK` and `serverlog.RANK`, which have what processes print",
+        description="the folder of `workerlog.RANK` and `serverlog.RANK`, the output of the processes",
     )
     log_max_bytes: LogBytes = Field(
         default=256 << 20,
-        description="how large a process's log becomes before it is renamed to LOG.1 and a new one begins",
+        description="the size at which a process's log is renamed to LOG.1 and a new log begins",
     )
-    log_backups: Natural = Field(default=1, description="how many such older files are kept of each process")
+    log_backups: Natural = Field(default=1, description="the number of older logs kept for each process")
     record: bool = Field(
         default=True,
-        description="`log_dir` gets a folder `record`, which has what the processes log and report, "
+        description="true: the folder `record` in `log_dir` gets logged values and reports of the processes, "
         "for `jfluid dashboard`",
     )
     dashboard: PageAddress | None = Field(
         default=None,
-        description="where the launcher of host 0 serves the job's page; a port is one of this machine "
-        "only, and another address needs the key in the link that is printed",
+        description="the address of the job's page, served by the launcher of host 0; a port listens on this "
+        "machine only, and a `host:port` needs the key in the printed link",
     )
     profile: str | None = Field(
         default=None,
@@ -106,9 +106,9 @@ class Job(BaseModel):
         "`log_dir` gets one trace of all processes, which https://ui.perfetto.dev opens",
     )
     stall_timeout: FiniteSeconds | None = Field(
-        default=None, description="without a step for so long the job has failed"
+        default=None, description="seconds without a step after which the job has failed"
     )
-    max_restarts: Natural = Field(default=0, description="how often all processes are started again after a failure")
+    max_restarts: Natural = Field(default=0, description="the number of restarts of all processes after a failure")
 
     @field_validator("script")
     @classmethod
@@ -196,23 +196,23 @@ def _short_name(script: str, is_module: bool) -> str:
 
 
 class GangJob(Job):
-    """A job of several processes. All modes but local have these keys."""
+    """Job of several processes. All modes but local have these keys."""
 
-    gpus: Gpus = Field(default=None, description="the GPUs of each host; without them processes run on the CPU")
-    nodes: Count | None = Field(
-        default=None, description="how many hosts there are, each of which runs `jfluid-launch`"
-    )
+    gpus: Gpus = Field(default=None, description="the GPUs of each host; by default processes run on the CPU")
+    nodes: Count | None = Field(default=None, description="the number of hosts, each with a `jfluid-launch`")
     ips: Hosts | None = Field(default=None, description="the hosts' addresses")
-    coordinator: Endpoint | None = Field(default=None, description="where the launcher of host 0 listens to the others")
+    coordinator: Endpoint | None = Field(
+        default=None, description="the endpoint at which the launcher of host 0 waits for further launchers"
+    )
     started_port: StartedPort | None = Field(
-        default=None, description="the first port of a host's processes; free ones without it"
+        default=None, description="the first port of a host's processes; by default free ports"
     )
     secret_file: PathText | None = Field(
         default=None,
-        description="a file (chmod 600) that has the job's secret; without it the variable "
-        "`JFLUID_JOB_TOKEN` does, or on one host the launcher makes one",
+        description="a file (chmod 600) with the job's secret; by default the variable `JFLUID_JOB_TOKEN`, or"
+        " on one host a new secret of the launcher",
     )
-    console: Ranks = Field(default_factory=lambda: [0], description="the trainers whose output is shown")
+    console: Ranks = Field(default_factory=lambda: [0], description="the trainers with output on the console")
 
     @field_validator("env")
     @classmethod
@@ -253,7 +253,9 @@ class CollectiveJob(GangJob):
     """
 
     mode: Mode = "collective"
-    processes: Count | None = Field(default=None, description="how many run on each host; without it one for each GPU")
+    processes: Count | None = Field(
+        default=None, description="the number of processes on each host; by default one for each GPU"
+    )
 
     @model_validator(mode="after")
     def _fits_together(self) -> Self:
@@ -268,30 +270,32 @@ class Restarts(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
 
-    servers: Natural = Field(default=0, description="how often each server is, which needs `snapshots`")
-    trainers: Natural = Field(default=0, description="how often each trainer is")
+    servers: Natural = Field(default=0, description="restarts of each server; needs `snapshots`")
+    trainers: Natural = Field(default=0, description="restarts of each trainer")
 
 
 class Snapshots(BaseModel):
-    """Snapshots of the servers' tables and blocks, which a server that is started again begins with.
+    """Snapshots of the servers' tables and blocks, from which a restarted server begins.
 
-    Each server has a folder of its own in `folder`, on its host. Each trainer keeps up to
-    `keep_bytes` of what it has pushed to a server since the last snapshot, and sends it again to
-    one that was restored. With `resume` the servers begin with the newest snapshots, if there are
-    any; without it the folder must hold none.
+    Each server has a separate folder in `folder`, on its host. Each trainer keeps up to `keep_bytes` of pushes to a
+    server since the last snapshot, and repeats these pushes to a restored server. With `resume` the servers begin with
+    the newest snapshots, if there are any; without `resume` the folder must hold none.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
 
-    folder: FolderText = Field(description="where servers write them, each in a folder of its own on its host")
-    every_s: FiniteSeconds = Field(default=_SNAPSHOTS.snapshot_every_s, description="the time between two")
+    folder: FolderText = Field(
+        description="the folder of snapshots, with a separate folder for each server on its host"
+    )
+    every_s: FiniteSeconds = Field(default=_SNAPSHOTS.snapshot_every_s, description="the time between two snapshots")
     keep_bytes: Natural = Field(
         default=_SNAPSHOTS.keep_bytes,
-        description="bytes of what it has pushed to a server since the last one that a trainer keeps, to send it again",
+        description="bytes of pushes that a trainer keeps for each server since the last snapshot, to repeat "
+        "the pushes after a restore",
     )
     resume: bool = Field(
         default=False,
-        description="the servers begin with the newest ones; without it the folder must hold none",
+        description="true: the servers begin with the newest snapshots; false: the folder must hold none",
     )
 
     def variables(self) -> dict[str, str]:
@@ -311,14 +315,18 @@ class ParameterServerJob(GangJob):
     """
 
     mode: Mode = "parameter_server"
-    servers: Places = Field(default=1, description="the servers: how many on each host, or where all of them are")
-    trainers: Places = Field(default=1, description="the trainers: how many on each host, or where all of them are")
-    server_grace: Grace = Field(default=10.0, description="how long servers may take to end once all trainers have")
+    servers: Places = Field(
+        default=1, description="the number of servers on each host, or the endpoints of all servers"
+    )
+    trainers: Places = Field(
+        default=1, description="the number of trainers on each host, or the endpoints of all trainers"
+    )
+    server_grace: Grace = Field(default=10.0, description="seconds for servers to end after all trainers have ended")
     restarts: Restarts = Field(
         default_factory=Restarts,
-        description="how often one process is started again while the others go on; a number for both roles",
+        description="the number of restarts of a single process while the job goes on; one number for both roles",
     )
-    snapshots: Snapshots | None = Field(default=None, description="what servers hold is written every so often")
+    snapshots: Snapshots | None = Field(default=None, description="periodic snapshots of the servers' state")
 
     @field_validator("restarts", mode="before")
     @classmethod

@@ -78,7 +78,7 @@ class _Gru(Group):
 
 
 def _forward(module: Module, multiply: Any) -> Any:
-    """x [rows, 3 width], weights [width, 2 width] and [width, width], bias [3 width], h0 [number, width];
+    """X [rows, 3 width], weights [width, 2 width] and [width, width], bias [3 width], h0 [number, width];
     makes hidden [rows, width] and gates with candidates [rows, 3 width]. Padding is a copy of some row,
     that of gates is zero.
     """
@@ -128,7 +128,7 @@ def _forward(module: Module, multiply: Any) -> Any:
 
 
 def _backward(module: Module, multiply: Any) -> Any:
-    """gates and hidden as the forward function made them, the weights turned round, h0, and the gradient
+    """Gates and hidden as the forward function made them, the weights turned round, h0, and the gradient
     of hidden; makes the gradients of x, of its gates [rows, 2 width] and of its candidates, the states
     before each row, those as they were reset, sums of the gradients of the bias [chunks, 3 width],
     and the gradient of h0. Padding is zero.

@@ -59,7 +59,7 @@ class _Lstm(Group):
 
 
 def _forward(module: Module, multiply: Any) -> Any:
-    """x [rows, 4 width], weight [width, 4 width], bias [7 width], h0 and c0 [number, width]; makes hidden
+    """X [rows, 4 width], weight [width, 4 width], bias [7 width], h0 and c0 [number, width]; makes hidden
     and cells [rows, width] and gates [rows, 4 width]. Padding is a copy of some row, that of gates is zero.
     """
     arrays = "x weight bias h0 c0 places hidden cells gates"

@@ -67,7 +67,7 @@ def _offset(f: Function, sequence: Any) -> Any:
 
 
 def _forward(module: Module) -> Any:
-    """x [rows, columns], offsets [number + 1]; makes the largest of each column of each sequence, and
+    """X [rows, columns], offsets [number + 1]; makes the largest of each column of each sequence, and
     int32 its row, the first of several: [number, columns]. What is no number is the largest. Of a
     sequence without rows they are 0 and -1.
     """
@@ -99,7 +99,7 @@ def _forward(module: Module) -> Any:
 
 
 def _backward(module: Module) -> Any:
-    """grad and int32 rows [number, columns], offsets [number + 1]; makes [rows, columns], zero but where the rows say."""
+    """Grad and int32 rows [number, columns], offsets [number + 1]; makes [rows, columns], zero but where the rows say."""
     f, first, end = _chunk(module, BACKWARD, "grad where offsets out", "out")
     v, b = f.v, f.b
 

@@ -17,35 +17,35 @@ from jfluid.ops import registry
 from scripts.pages.tables import NOTE, table
 
 _SCHEMA = Path(__file__).resolve().parents[2] / "tests" / "golden" / "op_schema.json"
-_STATES = ("works", "has no effect", "refuses, and says why", "not in this release")
-_ABOUT = """# What there is of Fluid 1.8.5
+_STATES = ("works", "has no effect", "refuses, with a reason", "not in this release")
+_ABOUT = """# Coverage of Fluid 1.8.5
 
-Every public name of Fluid can be imported. One that is not in this release raises `UnsupportedError` when it is called or
-subclassed; a program that was loaded, with operators that are not, gets one error that lists them all. What differs in the
-behaviour of what works is in [differences.md](differences.md).
+This page is for users that look up a name or operator of Fluid. Every public name of Fluid can be imported. A name that is
+not in this release raises `UnsupportedError` when it is called or subclassed. Loading a program with missing operators raises
+one error that lists all missing operators. [differences.md](differences.md) lists differences in behaviour.
 """
 _ON_GPUS = """
 ### On GPUs
 
-These lower for CUDA (`tests/gpu`), and `python -m jfluid.check_device` compares what a GPU computes with what the CPU does:
-operators with a case (`jfluid/check_device/operators.jsonl`); small programs of those that no case of one operator shows
-(`jfluid/check_device/structure.py`). The programs of the benchmarks, the gallery and the golden runs lower, too.
+The operators of this table lower for CUDA (`tests/gpu`), and `python -m jfluid.check_device` compares results of a GPU with
+results of the CPU: operators with a case (`jfluid/check_device/operators.jsonl`), and small programs for operators that a case
+cannot show (`jfluid/check_device/structure.py`). The programs of the benchmarks, the gallery and the golden runs lower, too.
 
 """
 _ELSEWHERE = """
-Operators that XLA computes without either:
+Operators that XLA computes without a case and without a small program:
 
 """
 _ON_THE_HOST = """
-These do not lower. They run on the host, between two parts that XLA compiles, since XLA has no operation for files, Python
-functions, other processes and results of any size. Their inputs leave the device, which then waits for theirs.
-`sequence_mask` runs there too where no `maxlen` is given.
+The operators of this table do not lower and run on the host, between two parts that XLA compiles. XLA has no operation for
+files, Python functions, remote processes and results of any size. Their inputs leave the device, which then waits for their
+results. `sequence_mask` runs on the host, too, if `maxlen` is not given.
 
 """
 
 
 def page() -> str:
-    """The page's text."""
+    """Return the text of the page."""
     names = {path: _by_state(path) for path in sorted(surface.NAMES)}
     operators = _operators()
     modules = table(
@@ -64,16 +64,16 @@ def page() -> str:
         modules,
         "\n## Operators\n\n",
         table(
-            ["operators", "how many"],
+            ["operators", "number"],
             [[state, str(len(found))] for state, found in operators.items()],
         ),
         "\n",
         *(_listed(state, found) for state, found in operators.items()),
-        "Gradients of these are operators of their own (`mul_grad`), which are derived and not listed.\n",
+        "Gradients are derived operators (`mul_grad`) and not listed.\n",
         _ON_GPUS,
-        table(["operators, with their gradients", "how many"], _lowered()),
+        table(["operators, with their gradients", "number"], _lowered()),
         _ELSEWHERE,
-        table(["operator", "why"], [[f"`{n}`", why] for n, why in sorted(structure.ELSEWHERE.items())]),
+        table(["operator", "reason"], [[f"`{n}`", why] for n, why in sorted(structure.ELSEWHERE.items())]),
         _ON_THE_HOST,
         table(
             ["operator", "what it does"],
@@ -97,8 +97,8 @@ def _anchor(path: str) -> str:
 
 
 def _listed(state: str, names: Iterable[str]) -> str:
-    found = ", ".join(f"`{name}`" for name in sorted(names))
-    return f"- **{state}**: {found}\n" if found else ""
+    found = ",\n  ".join(f"`{name}`" for name in sorted(names))  # a line each, so that changes merge
+    return f"- **{state}**:\n  {found}\n" if found else ""
 
 
 def _by_state(path: str) -> dict[str, list[str]]:
@@ -115,7 +115,7 @@ def _state(value: object) -> str:
         return "not in this release"
     about = inspect.getdoc(value) or ""
     if about.startswith("Raises UnsupportedError"):
-        return "refuses, and says why"
+        return "refuses, with a reason"
     return "has no effect" if about.startswith("No effect") else "works"
 
 
@@ -149,7 +149,9 @@ def _operators() -> dict[str, list[str]]:
     return {
         "run": sorted(registered & fluids - absent),
         "run in programs that work with parameter servers": sorted(absent - unpublished - elsewhere),
-        "refused in saved programs, since their servers were never published; layers build others": sorted(unpublished),
+        "refused in saved programs, since their servers were never published; layers build replacements": sorted(
+            unpublished
+        ),
         "refused in programs that Fluid's own DistributeTranspiler has divided": sorted(elsewhere),
         "not in this release": sorted(fluids - registered),
         "only here, or only in Fluid's build for GPUs": sorted(

@@ -9,7 +9,7 @@ from scripts.pages.tables import NOTE
 
 
 def page() -> str:
-    """The page's text."""
+    """Return the text of the page."""
     record = rules.differences()
     sections = "".join(_section(section) for section in record["section"])
     return f"{NOTE}# {record['title']}\n\n{record['introduction'].strip()}\n{sections}"

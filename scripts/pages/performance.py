@@ -1,6 +1,7 @@
-"""Tables of docs/performance.md, from the figures in benchmarks/results.json: what stands between
-`<!-- figures: PART -->`, or `<!-- summary -->`, and `<!-- end -->`. A part that was not measured keeps
-what is there.
+"""Tables of docs/performance.md, made from the figures in benchmarks/results.json.
+
+A table stands between `<!-- figures: PART -->`, or `<!-- summary -->`, and `<!-- end -->`. The page keeps the old
+table of a part that results.json lacks. A table has at most six columns, and a caption before it.
 """
 
 import json
@@ -15,8 +16,9 @@ _ROOT = Path(__file__).resolve().parents[2]
 _PAGE = _ROOT / "docs" / "performance.md"
 RESULTS = _ROOT / "benchmarks" / "results.json"
 _REGION = re.compile(r"(<!-- figures: (\w+) -->\n)(.*?)(<!-- end -->\n)", re.DOTALL)
+_MOST_COLUMNS = 6
 _SUMMARY = re.compile(r"(<!-- summary -->\n)(.*?)(<!-- end -->\n)", re.DOTALL)
-# What a user chooses between, and how the names of an engine's ways begin.
+# Engines a user chooses between, and the prefix of the names under which an engine was measured.
 CHOICES = {
     "Fluid 1.8.5": "Fluid",
     "hand-written JAX": "JAX",
@@ -28,15 +30,15 @@ Found = dict[str, Any]
 
 
 def page() -> str:
-    """The page's text."""
+    """Return the text of the page."""
     parts = json.loads(RESULTS.read_text())["parts"] if RESULTS.exists() else {}
     return filled(_PAGE.read_text(), parts)
 
 
 def filled(text: str, parts: dict[str, Found]) -> str:
-    """A page whose regions have the figures of the parts in them.
+    """Return the page with the figures of all parts in their regions.
 
-    Raises ValueError: a region of no part, or a part that was measured and has no region.
+    Raises ValueError: a region names no part, or a measured part has no region.
     """
     named = [match[2] for match in _REGION.finditer(text)]
     if unknown := [name for name in named if name not in _TABLES]:
@@ -59,12 +61,20 @@ def filled(text: str, parts: dict[str, Found]) -> str:
 
 def _header(part: Found) -> str:
     machine = part["machine"]
-    about = (
-        f"{machine['cores']} cores ({machine['processor']}), load {machine['load']} before, "
-        f"Python {machine['python']}, JAX {machine['jax']}"
+    return (
+        f"Measured by `{part['command']}` on {part['date']} (commit {part['commit']}). Machine: {machine['cores']} cores "
+        f"({machine['processor']}), load {machine['load']} before, Python {machine['python']}, JAX {machine['jax']}.\n"
     )
-    rows = [["command", f"`{part['command']}`"], ["machine", about]]
-    return table(["", ""], [*rows, ["noted in", f"{part['commit']}, {part['date']}"]])
+
+
+def _captioned(caption: str, titles: list[str], rows: list[list[str]]) -> str:
+    """Return a table below its caption; a table of too many columns is divided, and each part repeats the first column."""
+    most = _MOST_COLUMNS - 1
+    tables = [
+        table([titles[0], *titles[i : i + most]], [[row[0], *row[i : i + most]] for row in rows])
+        for i in range(1, len(titles), most)
+    ]
+    return f"{caption}\n\n" + "\n".join(tables)
 
 
 def _median(values: list[float]) -> float:
@@ -73,12 +83,12 @@ def _median(values: list[float]) -> float:
 
 
 def ratios(ours: Found, theirs: Found) -> list[float]:
-    """Return how often ours fits into theirs in each round, the least first."""
+    """Return the time of theirs divided by ours for each round, in ascending order."""
     return sorted(b / a for a, b in zip(ours["rounds"], theirs["rounds"]))
 
 
 def fastest(timed: Found, begin: str) -> Found | None:
-    """Return the fastest of an engine's ways, whose names begin with `begin`; None where it has none."""
+    """Return the fastest measurement with a name that begins with `begin`, or None if there is none."""
     ways = [way for name, way in timed.items() if name.startswith(begin)]
     return min(ways, key=lambda way: float(way["ms"]), default=None)
 
@@ -94,10 +104,14 @@ def _ms(value: float) -> str:
 
 
 def _summary(parts: dict[str, Found], shown: list[str]) -> str:
-    """How often a step of jfluid's fits into the fastest of each engine's ways."""
+    """Return the table of ratios to the fastest measurement of each engine."""
     rows = [row for name in shown for row in _SUMMARIES[name](parts[name]["found"])]
     titles = [f"{name} / jfluid" for name in CHOICES]
-    return table(["program", "jfluid, ms a step", *titles], rows)
+    caption = (
+        "Second column: milliseconds a step of jfluid (lower is better). Further columns: the engine's time divided by "
+        "jfluid's; above 1, jfluid is faster. An empty cell was not measured."
+    )
+    return _captioned(caption, ["program", "jfluid, ms a step", *titles], rows)
 
 
 def _of_limit(found: Found) -> list[list[str]]:
@@ -158,28 +172,32 @@ def _machine(limit: Found) -> str:
         name = f"convolution: {batch} images of {channels} x {size} x {size}, {filters} filters of {width} x {width}"
         other = f", PyTorch (oneDNN) {theirs[shape]:.0f}" if shape in theirs else ""
         rows.append([name, f"XLA {rate:.0f}{other} GFLOP/s"])
-    return table(["the machine's limit", ""], rows)
+    caption = "Limits of the machine (higher is better): arithmetic in GFLOP/s, memory in GB/s."
+    return _captioned(caption, ["operation", "rate"], rows)
 
 
 def _programs(found: Found) -> str:
     columns = ("compute_ms", "copy_ms", "host_ms", "wait_ms")
-    rows = [
-        [
-            model,
-            f"{_ms(p['ms'])} ({_ms(p['low'])} to {_ms(p['high'])})",
-            *(f"{p[c]:.2f}" for c in columns),
-            f"{p['gflop']:.2f}",
-            f"{100 * p['of_peak']:.0f}%",
-            f"{p['products_ms']:.2f}",
-            f"{100 * p['products_of_peak']:.0f}%",
-            f"{p['gbytes']:.2f}",
-            f"{100 * p['of_bandwidth']:.0f}%",
-        ]
-        for model, p in found["programs"].items()
-    ]
-    titles = ["program", "ms a step", "compute", "copy", "host", "wait", "GFLOP", "of the peak"]
-    titles += ["products", "of the peak in them", "GB", "of the bandwidth"]
-    return table(titles, rows)
+    times, work = [], []
+    for model, p in found["programs"].items():
+        step = f"{_ms(p['ms'])} ({_ms(p['low'])} to {_ms(p['high'])})"
+        times.append([model, step, *(f"{p[c]:.2f}" for c in columns)])
+        shares = [f"{100 * p[name]:.0f}%" for name in ("of_peak", "products_of_peak", "of_bandwidth")]
+        memory = f"{p['gbytes']:.2f} ({shares[2]})"
+        work.append([model, f"{p['gflop']:.2f}", shares[0], f"{p['products_ms']:.2f}", shares[1], memory])
+    caption = (
+        "Milliseconds a step on one device, and its parts (lower is better): the compiled function alone, copies of feed "
+        "and loss, processor time of the host beyond both, and waiting. The parts are measured separately, so that a small "
+        "part may come out negative."
+    )
+    first = _captioned(caption, ["program", "step, ms", "compute, ms", "copy, ms", "host, ms", "wait, ms"], times)
+    caption = (
+        "Work of a step: arithmetic that the model needs, with its share of the machine's peak (higher is better); "
+        "milliseconds of matrix products, convolutions and LSTM loops, with the share of the peak in these; memory read and "
+        "written, with its share of the bandwidth."
+    )
+    titles = ["program", "GFLOP", "of the peak", "products, ms", "of the peak in products", "GB (of the bandwidth)"]
+    return first + "\n" + _captioned(caption, titles, work)
 
 
 def _engines(found: Found) -> str:
@@ -191,20 +209,25 @@ def _engines(found: Found) -> str:
         best = min((n for n in names if n in timed), key=lambda n: timed[n]["ms"])
         ahead = _times(ours, timed[best]).split()[0]
         rows.append([model, _ms(ours["ms"]), *cells, f"{best}: {ahead}"])
-    return table(["ms a step", "jfluid", *names, "the fastest other"], rows)
+    caption = (
+        "Milliseconds a step (lower is better). Behind the colon: the engine's time divided by jfluid's, median and range of "
+        "the rounds; above 1, jfluid is faster."
+    )
+    return _captioned(caption, ["program", "jfluid", *names, "the fastest engine beside jfluid"], rows)
 
 
 def _mb(found: Found) -> str:
-    names = _others(found)
+    names = ["jfluid", *_others(found)]
     rows = [
-        [model, *(f"{timed[n]['model_mb']:.0f}" if n in timed else "" for n in ["jfluid", *names])]
+        [model, *(f"{timed[n]['model_mb']:.0f}" if n in timed else "" for n in names)]
         for model, timed in found["engines"].items()
     ]
-    return table(["MB at most, beyond the import of the engine", "jfluid", *names], rows)
+    caption = "Peak of memory in MB, without the memory that importing the engine takes (lower is better)."
+    return _captioned(caption, ["program", *names], rows)
 
 
 def _others(found: Found) -> list[str]:
-    """The other engines, in the order of the first model that has them."""
+    """Return the engines besides jfluid, in the order of their first appearance."""
     names = {name: None for timed in found["engines"].values() for name in timed}
     return [name for name in names if name != "jfluid"]
 
@@ -226,7 +249,11 @@ def _detection(found: Found) -> str:
         ]
         for model, f in found.items()
     ]
-    return table(["ms a step", "Fluid 1.8.5", "jfluid", "Fluid / jfluid, the faster ways"], rows)
+    caption = (
+        "Milliseconds a step (lower is better), and the time of Fluid divided by jfluid's, each in its faster way; above 1, "
+        "jfluid is faster."
+    )
+    return _captioned(caption, ["program", "Fluid 1.8.5, ms", "jfluid, ms", "Fluid / jfluid"], rows)
 
 
 def _dygraph(found: Found) -> str:
@@ -242,7 +269,11 @@ def _dygraph(found: Found) -> str:
             cell = f"{_ms(one['median'])} ({_ms(one['processor'])})"
             cells.append(cell if one is ours else f"{cell}: {_times(ours, one)}")
         rows.append([model, *cells])
-    return table(["ms a step", *(f"{engines[e]}, {kinds[k]}" for e, k in ways)], rows)
+    caption = (
+        "Milliseconds a step, in brackets processor milliseconds (lower is better). Behind the colon: the time divided by "
+        "that of jfluid's eager step; above 1, the eager step is faster."
+    )
+    return _captioned(caption, ["program", *(f"{engines[e]}, {kinds[k]}" for e, k in ways)], rows)
 
 
 def _operators(found: Found) -> str:
@@ -254,22 +285,27 @@ def _operators(found: Found) -> str:
         ]
         for engine, f in found.items()
     ]
-    return table(["an eager operator", "microseconds", "of processor time"], rows)
+    caption = "Microseconds an eager operator, by the clock and of processor time (lower is better)."
+    return _captioned(caption, ["engine", "clock, µs", "processor, µs"], rows)
 
 
 def _replicas(found: Found) -> str:
     modes = {
-        "jfluid one": "one device",
-        "jfluid replicas": "two replicas, one program",
-        "jfluid apart": "apart",
-        "jfluid reduce": "Reduce",
+        "jfluid one": "one device, ms",
+        "jfluid replicas": "two replicas as one program, ms",
+        "jfluid apart": "two devices, AllReduce, ms",
+        "jfluid reduce": "two devices, Reduce, ms",
     }
     rows = []
     for model, timed in found.items():
         best = min(("jfluid one", "jfluid apart"), key=lambda mode: timed[mode]["ms"])
         ratio = _times(timed[best], timed["jfluid replicas"])
         rows.append([model, *(_ms(timed[mode]["ms"]) for mode in modes), ratio])
-    return table(["ms a step", *modes.values(), "one program against the fastest"], rows)
+    caption = (
+        "Milliseconds a step of the same batch (lower is better). Last column: the time of two replicas as one program, "
+        "divided by the faster of one device and two devices with AllReduce; the goal is at most 1.05."
+    )
+    return _captioned(caption, ["program", *modes.values(), "one program / faster"], rows)
 
 
 def _host(found: Found) -> str:
@@ -283,8 +319,12 @@ def _host(found: Found) -> str:
         ]
         for kind, f in found.items()
     ]
-    titles = ["feed", "processor us of `Executor.run`", "of XLA's call", "beyond it"]
-    return table([*titles, "beyond it, on the clock"], rows)
+    caption = (
+        "Processor microseconds of the calling thread: of `Executor.run`, of XLA's call in it, and the difference, which is "
+        "jfluid's part (lower is better; the goal is 60). Last column: the same difference by the clock."
+    )
+    titles = ["feed", "`Executor.run`, µs", "XLA's call, µs", "difference, µs", "difference by the clock, µs"]
+    return _captioned(caption, titles, rows)
 
 
 def _heights(found: Found) -> str:
@@ -297,7 +337,8 @@ def _heights(found: Found) -> str:
         ]
         for optimizer, f in found.items()
     ]
-    return table(["ms a step", *(f"{int(h):,} rows" for h in heights), "ratio (goal 1.1)"], rows)
+    caption = "Milliseconds a step by the height of the table (lower is better); the goal for the ratio is at most 1.1."
+    return _captioned(caption, ["optimizer", *(f"{int(h):,} rows, ms" for h in heights), "ratio"], rows)
 
 
 def _startup(found: Found) -> str:
@@ -308,10 +349,13 @@ def _startup(found: Found) -> str:
         ["resnet_cifar, second start to the end of step 1", f"{found['second']:.2f}"],
     ]
     for long in found["long"]:
-        what = f"{long['operators']} operators: processor seconds to build, and of the first step"
-        rows.append([what, f"{long['build']:.2f}, {long['first']:.2f}"])
-    what = "processor seconds an operator, the longest program against the shortest"
-    return table(["what", "seconds"], [*rows, [what, f"{found['linear']:.2f} times"]])
+        rows.append([f"build {long['operators']} operators (processor time)", f"{long['build']:.2f}"])
+        rows.append([f"first step of {long['operators']} operators (processor time)", f"{long['first']:.2f}"])
+    caption = (
+        "Seconds from the start of the interpreter, by the clock unless the row says otherwise (lower is better). An operator "
+        f"of the longest program takes {found['linear']:.2f} times the processor time of an operator of the shortest."
+    )
+    return _captioned(caption, ["start", "seconds"], rows)
 
 
 def _memory(found: Found) -> str:
@@ -319,30 +363,34 @@ def _memory(found: Found) -> str:
         [optimizer, f"{f['one device']:.0f}", f"{f['Reduce']:.0f}"] + [f"{f['Reduce'] / f['one device']:.2f}"]
         for optimizer, f in found["optimizers"].items()
     ]
-    title = f"MiB, {found['parameters_mb']:.0f} of them parameters"
-    return table([title, "one device", f"{found['replicas']} replicas, Reduce", "ratio"], rows)
+    caption = (
+        f"Peak of resident memory in MiB, of which {found['parameters_mb']:.0f} are parameters, and the ratio of both "
+        "(lower is better)."
+    )
+    titles = ["optimizer", "one device, MiB", f"{found['replicas']} replicas, Reduce, MiB", "ratio"]
+    return _captioned(caption, titles, rows)
 
 
 def _feeding(found: Found) -> str:
     first = next(iter(found["models"].values()))["jfluid"]["loaders"]
-    rows = [
-        [
-            model,
-            engine if engine == "jfluid" else "Fluid 1.8.5",
-            _ms(f["fed_ms"]),
-            _ms(f["loaders"][0]["ms"]),
-            *(f"{100 * one['waits']:.1f}%" for one in f["loaders"]),
-        ]
-        for model, engines in found["models"].items()
-        for engine, f in engines.items()
-    ]
-    waits = [f"waits, reader at {100 * one['busy']:.0f}%" for one in first]
-    titles = ["model", "engine", "ms a step, fed", "from a loader, reader at 0%", *waits]
+    steps, waits = [], []
+    for model, engines in found["models"].items():
+        for engine, f in engines.items():
+            name = f"{model}, {engine if engine == 'jfluid' else 'Fluid 1.8.5'}"
+            steps.append([name, _ms(f["fed_ms"]), _ms(f["loaders"][0]["ms"])])
+            waits.append([name, *(f"{100 * one['waits']:.1f}%" for one in f["loaders"])])
     rate = found["crossing"]
-    return (
-        table(titles, rows)
-        + f"\nFrom a reader's process come {rate['median']:.0f} MB/s ({rate['low']:.0f} to {rate['high']:.0f}).\n"
+    caption = (
+        "Milliseconds a step with arrays as feed, and from a loader with a reader that takes no time (lower is better)."
     )
+    fed = _captioned(caption, ["program, engine", "fed, ms", "from a loader, ms"], steps)
+    caption = (
+        "Share of the training loop spent waiting for the loader, by the reader's time for a batch as a share of a step "
+        "(lower is better)."
+    )
+    titles = ["program, engine", *(f"reader at {100 * one['busy']:.0f}%" for one in first)]
+    crossing = f"{rate['median']:.0f} MB/s ({rate['low']:.0f} to {rate['high']:.0f})"
+    return f"{fed}\n{_captioned(caption, titles, waits)}\nA reader process delivers {crossing}.\n"
 
 
 def _dataset(found: Found) -> str:
@@ -351,7 +399,9 @@ def _dataset(found: Found) -> str:
     for engine, rates in found["lines_s"].items():
         text = f"{_median(rates):,.0f} lines/s ({min(rates):,.0f} to {max(rates):,.0f})"
         rows.append([f"an epoch over a QueueDataset, {names[engine]}", text])
-    return table(["what", ""], [*rows, ["of a CTR-DNN epoch, waits for data", f"{found['waits']:.1%}"]])
+    rows.append(["share of a CTR-DNN epoch spent waiting for data", f"{found['waits']:.1%}"])
+    caption = "Throughput (higher is better) and waiting (lower is better), with the range of the rounds."
+    return _captioned(caption, ["part", "figure with its unit"], rows)
 
 
 def _quality(found: Found) -> str:
@@ -363,38 +413,59 @@ def _quality(found: Found) -> str:
         [strategy, cell(auc["jfluid"]), cell(theirs) if theirs else ""]
         for (strategy, auc), theirs in zip(found["auc"].items(), fluids)
     ]
-    title = f"test AUC, {found['best']:.4f} is the best reachable"
-    return table([title, "jfluid", "Fluid 1.8.5"], rows)
+    caption = (
+        "Test AUC (higher is better), mean and range of the runs. The generator of the clicks itself reaches "
+        f"{found['best']:.4f}."
+    )
+    return _captioned(caption, ["strategy", "jfluid", "Fluid 1.8.5"], rows)
 
 
 def _servers(found: Found) -> str:
-    def cell(one: Found) -> str:
-        if "to_fluid" not in one:
-            return ""
-        ratio = one["to_fluid"]
-        return f"{ratio['ratio']:.2f} ({ratio['low']:.2f} to {ratio['high']:.2f})"
-
-    rows = []
+    parts = []
     for size, jobs in found.items():
-        alone = jobs["local"]["cpu_ms"]
-        for name, one in jobs.items():
-            against = one.get("to_local")
-            rows.append(
-                [
-                    size,
-                    "no servers" if name == "local" else name.replace("paddle.fluid", "Fluid"),
-                    _ms(one["ms"]),
-                    f"{one['cpu_ms']:.1f}",
-                    f"{one['server_cpu_ms']:.1f}" if "server_cpu_ms" in one else "",
-                    f"{(one['cpu_ms'] + one['server_cpu_ms']) / alone:.2f}" if "server_cpu_ms" in one else "",
-                    f"{one['examples_s']:,.0f}" if "examples_s" in one else "",
-                    f"{against['ratio']:.2f} ({against['low']:.2f} to {against['high']:.2f})" if against else "",
-                    cell(one),
-                ]
-            )
-    titles = ["trainers + servers", "job", "ms a step", "processor ms of a trainer", "of servers"]
-    titles += ["both against no servers", "examples/s", "against no servers", "Fluid's against it"]
-    return table(titles, rows) + "\n" + _parts_of_steps(found)
+        trainers, servers = size.split("+")
+        parts.append(f"### {trainers} trainer{'s' * (trainers != '1')}, {servers} server{'s' * (servers != '1')}\n")
+        parts += [_clock(jobs), _processor(jobs), *_parts_of_steps(jobs)]
+    return "\n".join(parts)
+
+
+def _clock(jobs: Found) -> str:
+    def ratio(one: Found, name: str) -> str:
+        return f"{one[name]['ratio']:.2f} ({one[name]['low']:.2f} to {one[name]['high']:.2f})" if name in one else ""
+
+    rows = [
+        [
+            _job(name),
+            _ms(one["ms"]),
+            f"{one['examples_s']:,.0f}" if "examples_s" in one else "",
+            ratio(one, "to_local"),
+            ratio(one, "to_fluid"),
+        ]
+        for name, one in jobs.items()
+    ]
+    caption = (
+        "Milliseconds a step by the clock (lower is better), and examples a second (higher is better). Ratios: the time "
+        "divided by that of training without servers in the same rounds (lower is better), and Fluid's time divided by "
+        "jfluid's (above 1, jfluid is faster)."
+    )
+    return _captioned(caption, ["job", "step, ms", "examples/s", "job / no servers", "Fluid / jfluid"], rows)
+
+
+def _processor(jobs: Found) -> str:
+    rows = []
+    for name, one in jobs.items():
+        servers = one.get("server_cpu_ms")
+        both = "" if servers is None else f"{(one['cpu_ms'] + servers) / jobs['local']['cpu_ms']:.2f}"
+        rows.append([_job(name), f"{one['cpu_ms']:.1f}", "" if servers is None else f"{servers:.1f}", both])
+    caption = (
+        "Processor milliseconds a step of a trainer and of its servers, and their sum divided by that of training without "
+        "servers (lower is better)."
+    )
+    return _captioned(caption, ["job", "trainer, ms", "servers, ms", "both / no servers"], rows)
+
+
+def _job(name: str) -> str:
+    return "no servers" if name == "local" else name.replace("paddle.fluid", "Fluid")
 
 
 _STEP = ("rows", "feed", "compute", "gradients", "exchange", "install")
@@ -402,25 +473,32 @@ _CALL = ("encode", "call", "decode")
 _SERVER = ("parse", "apply", "read", "reply")
 
 
-def _parts_of_steps(found: Found) -> str:
-    """Where the ms of a trainer's step went, of its calls, and of them at the servers."""
-    rows = []
-    for size, jobs in found.items():
-        for name, one in jobs.items():
-            parts = one.get("parts", {})
-            if "compute" not in parts:
-                continue
-            keys = [*_STEP, *_CALL, *(f"server's {part}" for part in _SERVER)]
-            rows.append([size, name, *(f"{parts.get(key, 0.0):.2f}" for key in keys)])
-    if not rows:
-        return ""
-    titles = ["trainers + servers", "job", *_STEP, *_CALL, *(f"server's {p}" for p in _SERVER)]
-    return table(titles, rows)
+def _parts_of_steps(jobs: Found) -> list[str]:
+    """Return a table for each transport: milliseconds of the parts of a step, of its calls, and of the server's work."""
+    by_transport: dict[str, dict[str, Found]] = {}
+    for name, one in jobs.items():
+        strategy, _, transport = name.partition(", ")
+        if "compute" in one.get("parts", {}):
+            by_transport.setdefault(transport, {})[strategy] = one["parts"]
+    keys = [*_STEP, *_CALL, *(f"server's {part}" for part in _SERVER)]
+    return [
+        _captioned(
+            f"Milliseconds of the parts of a step, of its calls to servers, and of the servers' work for a call; {transport} "
+            "as transport (lower is better).",
+            ["part", *(f"{strategy}, ms" for strategy in strategies)],
+            [[key, *(f"{parts.get(key, 0.0):.2f}" for parts in strategies.values())] for key in keys],
+        )
+        for transport, strategies in by_transport.items()
+    ]
 
 
 def _tables(found: Found) -> str:
     rows = [[what, f["text"], "" if f["goal"] is None else f"{f['goal']:g}"] for what, f in found.items()]
-    return table(["rows of 16 floats, Adagrad", "found", "goal"], rows)
+    caption = (
+        "Rows of 16 floats with Adagrad in million rows a second (M rows/s; higher is better) unless the row says otherwise, "
+        "with the range of the rounds, and the goal."
+    )
+    return _captioned(caption, ["operation", "figure with its unit", "goal, M rows/s"], rows)
 
 
 _TABLES: dict[str, Callable[[Found], str]] = {

@@ -1,4 +1,4 @@
-"""docs/speed.svg, the chart of how fast jfluid trains beside other engines, from benchmarks/results.json."""
+"""docs/speed.svg, the chart of the speed of jfluid relative to four engines, from benchmarks/results.json."""
 
 import json
 import math
@@ -16,7 +16,7 @@ _TICKS = (0.5, 1, 2, 5, 10, 20, 50, 100)
 
 
 class Bar(NamedTuple):
-    """How many times as fast as an engine jfluid trains a program.
+    """Time of an engine for a step of a program, divided by the time of jfluid for the same step.
 
     Attributes:
         engine: number in `CHOICES`.
@@ -36,7 +36,7 @@ def chart() -> str:
     lines = [
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {_WIDTH} {height}" role="img"'
         ' font-family="sans-serif" font-size="11">',
-        "<title>How many times as fast as other engines jfluid trains, by program</title>",
+        "<title>Speed of jfluid relative to four engines, by program</title>",
         *_legend(),
         *_axis(height),
     ]
@@ -85,7 +85,8 @@ def _label(x: float, y: float, text: str, anchor: str = "start") -> str:
 
 
 def _legend() -> list[str]:
-    lines, x = [_label(_LEFT, 14, "jfluid trains so many times as fast as")], float(_LEFT)
+    title = "time of a training step divided by the time of jfluid's step; above 1, jfluid is faster"
+    lines, x = [_label(_LEFT, 14, title)], float(_LEFT)
     for color, name in zip(_COLORS, CHOICES, strict=True):
         lines.append(f'<rect x="{x:.1f}" y="24" width="10" height="10" fill="{color}"/>')
         lines.append(_label(x + 15, 33, name))
@@ -102,7 +103,6 @@ def _axis(height: float) -> list[str]:
             f' stroke-width="{heavy}"/>'
         )
         lines.append(_label(x, height - _BOTTOM + 16, f"{tick}", "middle"))
-    lines.append(_label(_x(1), _TOP - 16, "equally fast", "middle"))
     return lines
 
 

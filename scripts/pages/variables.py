@@ -15,21 +15,21 @@ from scripts.pages.tables import NOTE, default, table
 
 _ABOUT = """# Environment variables
 
-The variables that a process reads, by subject. jfluid-launch gives each process of a job those that are marked with *; a job
-file sets the others with `env:`. An empty variable counts as not set, except for the job's secret, and for
-`CUDA_VISIBLE_DEVICES`, which then shows no GPU. A wrong value is an error that names the variable, what it takes and what was
-found.
+This page is for users that configure jobs by environment variables. It lists the variables that a process reads, by
+subject. jfluid-launch sets the variables marked with * in each process of a job; a job file sets all further variables with
+`env:`. An empty variable counts as not set, except for the job's secret, and for `CUDA_VISIBLE_DEVICES`, which then shows no
+GPU. A wrong value is an error that names the variable, the expected and the found value.
 """
 _LAUNCHER = """
 ## The launcher
 
-jfluid-launch finds its place among those of a job by what the job and the command line say; then by these variables. What it
-starts does not get `http_proxy` and `https_proxy`.
+jfluid-launch finds its rank among the launchers of a job by the job file and the command line, then by these variables. The
+processes of a job do not get `http_proxy` and `https_proxy`.
 """
 
 
 def page() -> str:
-    """The page's text."""
+    """Return the text of the page."""
     parts, seen = [NOTE + _ABOUT], set()
     for section in (kind for kind in ProcessEnvironment.__mro__ if kind in ProcessEnvironment.__bases__):
         own = {name: field for name, field in section.fields().items() if name not in seen}
@@ -40,12 +40,12 @@ def page() -> str:
         for name, flag in sorted(flags.EFFECTIVE.items())
     ]
     parts.append(
-        "\n## Flags\n\n`fluid.set_flags` sets them too, and comes before the environment.\n\n"
+        "\n## Flags\n\n`fluid.set_flags` sets flags, too, and comes before the environment.\n\n"
         + table(["flag", "default", "meaning"], rows)
     )
     parts.append(
-        "\nThese are kept and returned, and change nothing: they belong to Fluid's allocator, garbage collector, "
-        "kernels and threads.\n" + ", ".join(f"`{name}`" for name in sorted(flags.NO_EFFECT)) + ".\n"
+        "\nThe following flags are kept and returned, and change nothing. Each belongs to Fluid's allocator, garbage "
+        "collector, kernels or threads:\n" + ",\n".join(f"`{name}`" for name in sorted(flags.NO_EFFECT)) + ".\n"
     )
     parts.append(_LAUNCHER)
     parts += [f"\n### {(section.__doc__ or '').rstrip('.')}\n\n" + _table(section.fields()) for section in SCHEDULERS]

@@ -107,7 +107,7 @@ def test_the_list():
 
 def test_the_page_names_all_of_them():
     page = (Path(__file__).parents[2] / "docs" / "security.md").read_text()
-    section = page.split("## What a model can do")[1].split("\n## ")[0]
+    section = page.split("## Permissions of a model")[1].split("\n## ")[0]
     assert [t for t in schema.current().acting() if f"`{t}`" not in section] == []
 
 
