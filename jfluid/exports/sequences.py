@@ -95,6 +95,6 @@ def filled(value: Value, rows: int) -> Value:
     if not missing:
         return value
     if isinstance(value, np.ndarray):
-        return np.concatenate([value, np.repeat(value[-1:], missing, axis=0)])
+        return joined([value, np.repeat(value[-1:], missing, axis=0)])
     at = int(np.argmin(np.diff(value.lod[0])))
     return joined([value, *[value[at : at + 1]] * missing])
