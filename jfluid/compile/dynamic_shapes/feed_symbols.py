@@ -35,8 +35,9 @@ class Longer:
 # A fed dimension: a constant size, the names of the factors of a product, or a `Longer`.
 FedDim = int | tuple[str, ...] | Longer
 _SLIGHTLY = 3  # places, by which a size may be longer in two batches by chance
-# Batches may be so many times smaller or larger than those that have come: a segment is traced again beyond.
-_MARGIN = 4
+# Batches may be so many times smaller or larger than those that have come: a segment is traced again beyond. Small
+# images do not hold the windows of some programs.
+_MARGINS = 4, 2
 SAMPLES = 3  # sizes of each symbol at which a segment is traced
 SMALLEST = 2  # programs treat a size of 1 differently: it is broadcast
 
@@ -209,11 +210,10 @@ def symbols_of(shapes: Iterable[Shapes]) -> FeedSymbols | None:
 
 
 def ranges(symbols: FeedSymbols) -> Iterator[tuple[Mapping[str, int], Mapping[str, int]]]:
-    """Yield the lowest and highest sizes between which to trace: wide ranges first, then the observed range."""
-    yield (
-        {name: max(SMALLEST, size // _MARGIN) for name, size in symbols.low.items()},
-        {name: _MARGIN * size for name, size in symbols.high.items()},
-    )
+    """Yield the least and the most sizes between which to trace: wide ranges first, then the sizes that have come."""
+    for margin in _MARGINS:
+        low = {name: max(SMALLEST, size // margin) for name, size in symbols.low.items()}
+        yield low, {name: margin * size for name, size in symbols.high.items()}
     yield symbols.low, symbols.high
 
 

@@ -273,9 +273,12 @@ class ShapeStream:
             return None
         for traced, sizes in self._ways(batch, shares, donated, kept, key):
             try:
-                return self._run_padded(traced, sizes, batch, shares, donated, kept, key)
+                found = self._run_padded(traced, sizes, batch, shares, donated, kept, key)
             except NoRule as error:
                 self._refused, self._traced = error, None
+            else:
+                self._refused = None
+                return found
         self._run_exactly(batch)
         return None
 
