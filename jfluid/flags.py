@@ -51,7 +51,7 @@ EFFECTIVE = {
     "FLAGS_cudnn_deterministic": Flag(
         False,
         "steps compiled for GPUs from then on give the same bits each time (XLA's "
-        "xla_gpu_deterministic_ops); steps on CPUs always do",
+        "xla_gpu_deterministic_ops); steps on CPUs wait for their compilation, and then give the same bits, too",
     ),
     "FLAGS_dataset_max_bytes": Flag(
         0, "bytes of an InMemoryDataset's records, copies while shuffling included; 0: three quarters of the memory"
@@ -68,8 +68,8 @@ EFFECTIVE = {
         True,
         "steps on one CPU device, and of imperative mode, are interpreted with NumPy until they are compiled: the first "
         "loss comes at once, and losses may differ in their last digits from run to run. False: each step waits for "
-        "its compilation. Steps always wait with FLAGS_cudnn_deterministic, in jobs of several processes and in jobs with "
-        "servers",
+        "its compilation. Steps always wait with FLAGS_cudnn_deterministic, in jobs of several processes, in jobs with "
+        "servers, in replicas, in startup programs, and with arguments above 256 MiB",
     ),
     "FLAGS_record_dir": Flag(
         "",

@@ -167,7 +167,9 @@ def test_a_file_has_one_variable_and_a_folder_no_other_meaning(exe, tmp_path):
     program = program_of("__model__")
     out = program.global_block().create_var(name="out", shape=[2], dtype="float32")
     program.global_block().append_op("relu", {"X": "__model__"}, {"Out": out})
-    with pytest.raises(errors.FileFormatError, match="variable __model__: another file of the folder has this name"):
+    with pytest.raises(
+        errors.FileFormatError, match="variable __model__: a different file of the folder has this name"
+    ):
         io.save_inference_model(str(tmp_path / "m"), [], [out], exe, program)
     assert everything_below(tmp_path) == []
 
