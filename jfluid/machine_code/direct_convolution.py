@@ -1,8 +1,8 @@
-"""Convolutions of images with channels last by machine code of our own (`convolution_kernels.py`), for the
-shapes that it is faster for than XLA's library.
+"""Dispatch of convolutions with channels last to LLVM kernels (`convolution_kernels.py`).
 
-The library copies the windows of an image side by side for a matrix product, and turns images and
-gradients round for the gradient of a filter. Here images are read as they are.
+The dispatch takes the shapes for which a kernel is faster than XLA's library. The library copies windows of the
+image (im2col) for a GEMM, and transposes images and gradients for the gradient of a filter. The kernels read
+images in place.
 """
 
 import functools
@@ -98,8 +98,9 @@ def of_images(grad: Array, w: Array, low: Sequence[int], sizes: Sequence[int]) -
 
 
 def _side_by_side(places: int, filters: int) -> int:
-    """The vectors that filters of all places in a row of a window fill, if that is fewer than those of each
-    place by itself; otherwise 0.
+    """Return the number of vectors that the filters of a whole row of the window fill, side by side.
+
+    0 unless that is fewer than the vectors of each place of the window apart, and a kernel has rows for the number.
     """
     vectors = -(-places * filters // LANES)
     fewer = vectors < places * -(-filters // LANES)
@@ -107,11 +108,12 @@ def _side_by_side(places: int, filters: int) -> int:
 
 
 def overlap(parts: Array, low: Sequence[int], sizes: Sequence[int]) -> Array | None:
-    """Return images, [batch, height, width, channels], that are the sums of windows where these overlap;
-    None if XLA should add them.
+    """Return images, [batch, height, width, channels]: the sum of overlapping windows (col2im).
+
+    None if XLA should add the windows.
 
     Args:
-        parts: what windows at each position have, [batch, rows, columns, height and width of the window,
+        parts: values of the window at each position, [batch, rows, columns, height and width of the window,
             channels].
         low: how many rows and columns of the first window are before the image.
         sizes: of the image.
@@ -228,8 +230,10 @@ def _called(
 
 
 def expect(filters: Iterable[Sequence[int]]) -> None:
-    """Make the machine code known, if filters of these shapes, [filters, channels, height, width], may be
-    convolved with here.
+    """Register the kernels if convolutions with filters of these shapes may be dispatched here.
+
+    Args:
+        filters: shapes [filters, channels, height, width].
     """
     shapes = [shape for shape in filters if len(shape) == 4 and shape[0] >= LANES]
     if shapes:

@@ -81,8 +81,10 @@ def _forward(
 
 
 def _backward(form: GruForm, to_gates: Array, to_candidate: Array, *others: Array) -> Sequence[Array]:
-    """Gradients of x, of its gates and of its candidates, states before each row, these as they were
-    reset, sums of the bias's gradients, [groups, 3 width] of each batch, the gradient of h0.
+    """Compute the gradients of a GRU.
+
+    Returns gradients of x, of the gates and of the candidates; the state before each row, and this state times the
+    reset gate; sums of the bias's gradients, [groups, 3 width] of each batch; the gradient of h0.
     """
     gates, hidden, h0, grad, places = others
     sizes, panels = Sizes.of(gates, h0), (Panels.of(to_gates.T), Panels.of(to_candidate.T))

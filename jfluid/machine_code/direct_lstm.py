@@ -74,8 +74,10 @@ def _forward(
 
 
 def _backward(form: LstmForm, weight: Array, bias: Array, *others: Array) -> Sequence[Array]:
-    """Gradients of x, hidden states before each row, sums of the bias's gradients, [groups, 7 width] of
-    each batch, gradients of h0 and c0.
+    """Compute the gradients of an LSTM.
+
+    Returns the gradient of x; hidden states before each row; sums of the bias's gradients, [groups, 7 width] of each
+    batch; the gradients of h0 and c0.
     """
     gates, cells, hidden, h0, c0, grad_hidden, grad_cells, places = others
     sizes, panels = Sizes.of(gates, h0), Panels.of(weight.T)

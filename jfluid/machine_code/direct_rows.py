@@ -1,5 +1,6 @@
-"""Rows of tables by machine code of our own (`row_kernels.py`): XLA on CPUs computes the place of each number,
-updates rows in one thread, and merges equal rows by a sort.
+"""Dispatch of gathers, scatters and merges of table rows to LLVM kernels (`row_kernels.py`).
+
+XLA on CPUs computes the place of each number, updates rows in one thread, and merges equal rows by a sort.
 """
 
 import os
@@ -73,8 +74,9 @@ def _tangent(arrays: tuple[Array, Array], tangents: tuple[Any, Any]) -> tuple[Ar
 
 
 def take_strips(table: Array, rows: Array, count: int, start: int, columns: int) -> Array:
-    """Return the rows of a table at `rows` [count * n] as `count` strips side by side of a matrix
-    [n, columns], from a column on. Anything is in others.
+    """Gather the rows of a table at `rows` [count * n] into `count` strips side by side of a matrix [n, columns].
+
+    The first strip begins at column `start`. Columns outside the strips are undefined.
     """
     batch = rows.shape[0] // count
     numbers = _numbers(rows, table, _divided(rows, table))
@@ -140,11 +142,15 @@ def update(
 
 
 def merge(rows: Array, values: Array, height: int, multiple: int) -> tuple[Array, Array, Array]:
-    """Return each row that a table of this height has, once, and the height in places that are left;
-    the sums of their values, and anything there; how many they are, [1].
+    """Sum values of equal rows; return the distinct rows, the sums, and the number of distinct rows [1].
+
+    Rows outside the table are left out. The rest of the distinct rows is `height`; the rest of the sums is undefined.
 
     Args:
-        multiple: of what the length of the results is.
+        rows: rows of a table with this height.
+        values: [count, width].
+        height: height of the table.
+        multiple: the length of the results is a multiple of it.
     """
     count, width = values.shape
     room, places = -(-count // multiple) * multiple, 1 << (2 * count - 1).bit_length()
@@ -156,7 +162,7 @@ def merge(rows: Array, values: Array, height: int, multiple: int) -> tuple[Array
 
 
 def put(table: Array, rows: Array, values: Array) -> Array:
-    """Return the table with rows that it has, none of them twice, replaced by values [n, width]."""
+    """Return the table with distinct rows replaced by values [n, width]; rows outside the table are ignored."""
     numbers = _numbers(rows, table, _divided(rows, table))
     return _replaced(PUT, numbers, table, rows, values)
 
@@ -178,7 +184,7 @@ def _call(
 
 
 def _divided(rows: Array, table: Array) -> dict[str, int]:
-    """Of rows of which each chunk has some."""
+    """Return the geometry of chunks of consecutive rows."""
     group = max(1, _CHUNK // table.shape[1])
     return {"chunks": -(-rows.shape[0] // group), "group": group}
 

@@ -30,7 +30,7 @@ def write(module: Module) -> None:
 
 
 def extents(name: str, n: Any) -> Extents:
-    """Return what a function reads and writes with these numbers."""
+    """Return the extents of a kernel for the geometry `n`."""
     rows = Array(n.batches * n.rows * n.columns)
     best, where = (Array(n.batches * n.number * n.columns, kind) for kind in (np.float32, np.int32))
     offsets = Array(n.batches * (n.number + 1), np.int32)
@@ -44,10 +44,10 @@ def extents(name: str, n: Any) -> Extents:
 
 
 def _chunk(module: Module, name: str, arrays: str, of_rows: str) -> tuple[Function, Any, Any]:
-    """(a function that does a chunk, its first sequence, the one after its last).
+    """Begin the kernel of a chunk; return the kernel, the chunk's first sequence, and the end of the sequences.
 
     Args:
-        of_rows: which array has `rows` rows; of the others, all but "offsets" have `number`.
+        of_rows: the array that has `rows` rows; every other array except "offsets" has `number`.
     """
     f = xla_tasks.begin_chunk(module, name, arrays.split(), GEOMETRY)
     v, b = f.v, f.b
@@ -67,9 +67,10 @@ def _offset(f: Function, sequence: Any) -> Any:
 
 
 def _forward(module: Module) -> Any:
-    """X [rows, columns], offsets [number + 1]; makes the largest of each column of each sequence, and
-    int32 its row, the first of several: [number, columns]. What is no number is the largest. Of a
-    sequence without rows they are 0 and -1.
+    """Write the kernel that finds the maximum of each column of each sequence, and its first row.
+
+    It reads x [rows, columns] and offsets [number + 1]; it writes the maximum and its row in int32, [number, columns].
+    NaN counts as the maximum. A sequence without rows has 0 and -1.
     """
     f, first, end = _chunk(module, FORWARD, "x offsets out where", "x")
     v, b, vectors = f.v, f.b, Vectors(f)

@@ -1,8 +1,7 @@
-"""Activations and their slopes on vectors of numbers in single precision, for LLVM, and products
-of few rows with a matrix.
+"""LLVM vector code of activations and their slopes in float32, and a GEMM of few rows.
 
-Exponentials are Cephes' (Moshier, `expf`): a power of two times a polynomial. Their errors, and those of
-what is made of them, are a few units in the last place; what is no number stays so.
+Exponentials are Cephes' (Moshier, `expf`): a power of two times a polynomial. The errors of exponentials and of
+the activations are a few units in the last place. NaN stays NaN.
 """
 
 from typing import Any
@@ -40,7 +39,7 @@ class Vectors:
         self.fma_ = f.module.declare(f"llvm.fma.v{LANES}f32", VECTOR, [VECTOR] * 3)
 
     def number(self, value: float) -> Any:
-        """A vector of a constant."""
+        """Return a vector of a constant."""
         return ir.Constant(VECTOR, [value] * LANES)
 
     def fma(self, x: Any, y: Any, z: Any) -> Any:
@@ -56,7 +55,7 @@ class Vectors:
         return ir.Constant(_INTEGERS, [value] * LANES)
 
     def _clipped(self, x: Any, most: float) -> Any:
-        """The lesser of a vector and a number; what is no number stays."""
+        """Clip a vector at a maximum; NaN stays NaN."""
         above = self.b.fcmp_ordered(">", x, self.number(most))
         return self.b.select(above, self.number(most), x)
 
@@ -111,11 +110,11 @@ class Vectors:
         return self.b.select(self.b.fcmp_ordered("<", x, self.number(0.0)), self.number(0.0), x)
 
     def activated(self, kind: Any, x: Any) -> Any:
-        """An activation, of which the number is only known when it is run."""
+        """Apply an activation; its number is known at run time only."""
         return self._choice(kind, x, x, self.sigmoid, self.tanh, self.relu)
 
     def slope(self, kind: Any, y: Any) -> Any:
-        """The derivative of an activation, by its output."""
+        """Compute the derivative of an activation from its output."""
         one, b = self.number(1.0), self.b
         return self._choice(
             kind,
@@ -135,16 +134,17 @@ class Vectors:
 
 
 def fits(name: str, shape: tuple[int, int], pitch: int, panel: int) -> tuple[str, bool]:
-    """Return what has to hold of a matrix for `product`, in words and whether it does."""
+    """Return the condition on a matrix for `product`: a text, and True if the condition holds."""
     (rows, columns), wide = shape, PANEL * LANES
     whole = columns % wide == 0 and (pitch, panel) == (wide, rows * wide)
     return f"{name} in panels", whole or (pitch, panel) == (columns, wide)
 
 
 def product(module: Module) -> Any:
-    """A function: out [rows, columns] = x [rows, depth] times a matrix, of at most `MOST_ROWS` rows and of
-    columns that are a multiple of `LANES`. Rows of the matrix are `pitch` numbers apart, its panels of
-    `PANEL` vectors of columns `panel`.
+    """Write the GEMM of few rows: out [rows, columns] = x [rows, depth] times a matrix.
+
+    At most `MOST_ROWS` rows; columns are a multiple of `LANES`. Rows of the matrix are `pitch` numbers apart, panels
+    of `PANEL` vectors are `panel` numbers apart.
     """
     found = module.find("few_rows")
     if found:
@@ -178,7 +178,7 @@ def product(module: Module) -> Any:
 
 
 def _tile(module: Module, count: int, width: int) -> Any:
-    """`count` rows of a product, `width` vectors of its columns."""
+    """Write the register tile of `product`: `count` rows and `width` vectors of columns."""
     pointers = dict.fromkeys(("x", "matrix", "out"), POINTER)
     numbers = dict.fromkeys(("depth", "pitch", "columns"), I64)
     f = Function(module, f"few_rows_{count}_{width}", VOID, **pointers, **numbers)

@@ -40,7 +40,7 @@ def write(module: Module) -> None:
 
 
 def extents(name: str, n: Any) -> Extents:
-    """Return what the function reads and writes with these numbers."""
+    """Return the extents of the kernel for the geometry `n`."""
     vectors = parts(n.window_width * n.filters, LANES)
     most, less = ROWS.get(vectors, (0, 0))
     rows, columns = n.height + n.window_height - 1, n.width + n.window_width - 1
