@@ -52,11 +52,11 @@ def memory_optimize(
 
 
 def release_memory(input_program: Any, skip_opt_set: Any = None) -> None:
-    """Do nothing, as in Fluid 1.8: XLA frees arrays that a step no longer needs."""
+    """No effect, as in Fluid 1.8: XLA frees arrays that a step no longer needs."""
 
 
 def load_op_library(lib_filename: str) -> None:
-    """Raise UnsupportedError: operators are Python functions here."""
+    """Raises UnsupportedError: operators are Python functions here."""  # noqa: D401
     raise errors.UnsupportedError(
         f"fluid.load_op_library({lib_filename!r}): compiled operators of Fluid cannot be loaded; "
         "register a JAX function with jfluid.ops.registry.op (CONTRIBUTING.md shows how)"

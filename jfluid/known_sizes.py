@@ -18,11 +18,11 @@ Sizes = dict[str, dict[int, list[int]]]
 def shape_buckets(sizes: Mapping[str, Mapping[int, Any]]) -> None:
     """Set the bucket sizes to which batches are padded, by the name of a feed and its dimension.
 
-            fluid.shape_buckets({"src_ids": {1: [32, 64, 128]}})
+        fluid.shape_buckets({"src_ids": {1: [32, 64, 128]}})
 
-    A batch is padded to the smallest size that holds it. A larger batch, and dimensions without sizes, are
-    padded by the default buckets, as every dimension after `shape_buckets({})`. Sizes that vary together are one:
-    the sizes of one feed are enough. The sizes hold for programs that run for the first time afterwards.
+    A batch is padded to the smallest size that holds it. Above the largest size, and for dimensions without sizes,
+    buckets follow from the batches; `shape_buckets({})` removes all sizes. Feeds that vary together need the sizes of
+    one feed only. The sizes hold for programs that run for the first time afterwards.
 
     Raises AttributeTypeError for anything else.
     """

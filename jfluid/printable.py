@@ -14,7 +14,7 @@ _IN_LINE = re.compile(f"[\n{_HOSTILE}]")
 
 
 def printable(text: str, lines: bool = True) -> str:
-    r"""Return the text with control characters written as Python writes them, such as `\x1b` and `\u202e`.
+    r"""Return the text with escapes, such as `\x1b` and `\u202e`, for characters that terminals interpret.
 
     Args:
         lines: False if the text must be one line: line feeds are written as `\n`.
@@ -25,7 +25,7 @@ def printable(text: str, lines: bool = True) -> str:
 
 
 def printable_json(text: str) -> str:
-    """Return a JSON document with such characters, which only its strings hold, as JSON writes them."""
+    """Return a JSON document with hostile characters as JSON escapes; only strings hold such characters."""
     return _IN_TEXT.sub(lambda match: f"\\u{ord(match.group()):04x}", text)
 
 

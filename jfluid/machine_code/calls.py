@@ -27,15 +27,15 @@ def call(
     made: Sequence[tuple[Sequence[int], Any]],
     **options: Any,
 ) -> Sequence[Array]:
-    """Call a function of machine code.
+    """Call a kernel.
 
     Args:
-        given: its arrays.
-        numbers: its numbers by name.
+        given: the input arrays.
+        numbers: the geometry: numbers by name.
         made: shape and dtype of each result.
         options: of `jax.ffi.ffi_call`.
 
-    Raises ShapeError for arrays or numbers beside which the function would read or write.
+    Raises ShapeError for arrays or numbers with which the kernel would access memory out of bounds.
     """
     results = [jax.ShapeDtypeStruct(tuple(shape), kind) for shape, kind in made]
     names = functions.writer(name).GEOMETRY

@@ -26,18 +26,18 @@ Add = Callable[[Any, list[list[Any]]], None]
 
 
 def name(kind: str, width: int) -> str:
-    """Return the name of the function of a kind for `width` channels at a time."""
+    """Return the name of the kernel of a kind for `width` channels at a time."""
     return f"jfluid_direct_channel_{kind}_{width}"
 
 
 def names() -> list[str]:
-    """Return the names of all functions; none where this code is not known to be faster than XLA's."""
+    """Return the names of all kernels; none on processors where the kernels are not known to be faster than XLA."""
     fast = processor.has_vectors()
     return [name(kind, width) for kind in KINDS for width in WIDTHS] if fast else []
 
 
 def write(module: Module) -> None:
-    """Write down the functions of all names."""
+    """Write all kernels."""
     for kind, part in zip(KINDS, (_moments, _products)):
         for width in WIDTHS:
             chunk = _chunk(module, kind, width, part)

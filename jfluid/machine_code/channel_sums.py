@@ -39,7 +39,7 @@ def moments(x: Array, groups: int) -> tuple[Array, Array]:
 
 @functools.partial(jax.jit, static_argnums=3, inline=inlining.EARLY)
 def products(grad: Array, x: Array, mean: Array, groups: int) -> tuple[Array, Array]:
-    """Return the sums of `grad` and of `grad * (x - mean)` of each channel in each group of rows: [groups, channels].
+    """Return the sums of `grad` and `grad * (x - mean)` of each channel in each group of rows: [groups, channels].
 
     Args:
         grad, x: [..., channels].
@@ -50,12 +50,12 @@ def products(grad: Array, x: Array, mean: Array, groups: int) -> tuple[Array, Ar
 
 
 def suits(x: Array) -> bool:
-    """Return whether sums over x, [..., channels], should be computed here."""
+    """Return True if reductions over x, [..., channels], should run here."""
     return x.dtype == np.float32 and x.shape[-1] >= min(WIDTHS) and x.size >= _FEWEST and functions.images_registered()
 
 
 def _call(kind: str, groups: int, x: Array, *others: Array) -> Array:
-    """Call a function for images and other arrays; gives [groups, chunks of each, 2, channels]."""
+    """Call a kernel for images and further arrays; return [groups, chunks of each, 2, channels]."""
     channels = x.shape[-1]
     rows = x.size // channels
     chunks = min(rows // groups, -(-x.size * 4 // _CHUNK // groups))  # of each group

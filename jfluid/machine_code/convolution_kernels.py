@@ -1,7 +1,7 @@
-"""Convolutions on CPUs and their gradients as loops over registers, for LLVM.
+"""LLVM kernels of convolutions and their gradients.
 
-All arithmetic is in tiles: functions that add up products of some numbers of one array and vectors of
-another. In a convolution the numbers are of neighbouring columns and the vectors are filters; in a
+All arithmetic is in register tiles: functions that add up products of numbers of one array and vectors of
+the second array. In a convolution the numbers are of neighbouring columns and the vectors are filters; in a
 filter's gradient the numbers are of a window and the vectors are gradients. Around a tile are loops
 over the rows of an image.
 """
@@ -42,17 +42,17 @@ GEOMETRY = (
 
 
 def name(kind: str) -> str:
-    """Return the name of the function of a kind."""
+    """Return the name of the kernel of a kind."""
     return f"jfluid_direct_convolution_{kind}"
 
 
 def names() -> list[str]:
-    """Return the names of the functions; none where this code is not known to be faster than XLA's."""
+    """Return the names of all kernels; none on processors where the kernels are not known to be faster than XLA."""
     return [name(kind) for kind in KINDS] if processor.has_vectors() else []
 
 
 def write(module: Module) -> None:
-    """Write down the functions of all names."""
+    """Write all kernels."""
     columns, numbers = (
         {
             (count, lanes): tile(module, kind, count, lanes)

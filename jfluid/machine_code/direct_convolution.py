@@ -130,11 +130,11 @@ def overlap(parts: Array, low: Sequence[int], sizes: Sequence[int]) -> Array | N
 
 
 def suits(x: Array, w: Array, filters: int, size: int, columns: int) -> bool:
-    """Return whether images should be convolved here.
+    """Return True if images should be convolved here.
 
     Args:
         x: [batch, height, width, channels].
-        w: the filter; or of a gradient, that of the result.
+        w: the filter; for a gradient, the gradient of the result.
         size: of the filter.
         columns: of the result.
     """
@@ -150,7 +150,7 @@ def suits(x: Array, w: Array, filters: int, size: int, columns: int) -> bool:
 
 
 def suits_gradient(x: Array, grad: Array, kernel: Sequence[int]) -> bool:
-    """Return whether the gradient of a filter should be computed here.
+    """Return True if the gradient of a filter should be computed here.
 
     Args:
         x: [batch, height, width, channels].
@@ -223,7 +223,7 @@ def _called(
     shape: tuple[int, ...],
     summed: bool,
 ) -> Array:
-    """Call the function of a name; `summed` gives the sum of the parts along the first dimension."""
+    """Call a kernel; `summed` adds up the parts along the first dimension."""
     out = calls.call(name, (x, y), dict(numbers), [(shape, np.float32)])[0]
     # Written out: XLA's reduction of few large parts takes ten times as long.
     return functools.reduce(jnp.add, list(out)) if summed else out

@@ -1,4 +1,4 @@
-"""GRUs over sequences, and their gradients, by machine code of our own (`gru_kernels.py`)."""
+"""Dispatch of GRUs over sequences, and their gradients, to LLVM kernels (`gru_kernels.py`)."""
 
 import functools
 from collections.abc import Sequence
@@ -26,12 +26,12 @@ def _numbers(form: GruForm, sizes: Sizes, gates: Panels, candidate: Panels) -> d
 
 
 def suits(x: Array, arrays: GruArrays) -> bool:
-    """Return whether a GRU over rows should be computed here."""
+    """Return True if a GRU over rows should run here."""
     return direct_loops.suits(arrays.h0.shape[1], x, *arrays)
 
 
 def over_sequences(x: Array, level: Level, arrays: GruArrays, form: GruForm) -> Array:
-    """Return hidden states [rows, width]. Rows of padding are copies of some row."""
+    """Return hidden states [rows, width]. Padding rows copy a row."""
     return _over_places(form, x, arrays, direct_loops.places(level, x.shape[0]))
 
 
@@ -70,7 +70,7 @@ def _forward(
     h0: Array,
     places: Array,
 ) -> Sequence[Array]:
-    """Hidden states, and gates with candidates, of rows, or of batches of rows that share weights."""
+    """Compute hidden states, and gates with candidates, for rows or for batches of rows that share weights."""
     sizes, panels = Sizes.of(x, h0), (Panels.of(to_gates), Panels.of(to_candidate))
     arrays, numbers = (
         (x, *(p.array for p in panels), bias, h0, places),

@@ -1,7 +1,7 @@
-"""Loops over the steps of sequences by machine code of our own (`sequence_kernels.py`).
+"""Dispatch of loops over the steps of sequences to LLVM kernels (`sequence_kernels.py`).
 
-XLA runs a loop over time as a program of small products and elementwise operations, all of which
-threads have to meet at, in every step. Here a thread takes some sequences through all steps.
+XLA runs a loop over time as a program of small GEMMs and elementwise operations, with a barrier of all
+threads after each operation. A kernel's thread takes a group of sequences through all steps, without barriers.
 """
 
 import math
@@ -170,7 +170,7 @@ def over_rows(x: Array, grad: Array) -> Array:
 def call(
     name: str, given: Sequence[Array], numbers: Mapping[str, int], shapes: Sequence[Sequence[int]]
 ) -> Sequence[Array]:
-    """Call a function of machine code that gives arrays of float32 of these shapes."""
+    """Call a kernel with float32 results of these shapes."""
     return calls.call(name, given, numbers, [(shape, np.float32) for shape in shapes])
 
 

@@ -20,7 +20,7 @@ _GROUPS = 8
 
 
 def suits(x: Array, level: Level) -> bool:
-    """Return whether the maximum of x [rows, columns] should be computed here."""
+    """Return True if the maximum of x [rows, columns] should be computed here."""
     return (
         x.ndim == 2
         and x.dtype == np.float32

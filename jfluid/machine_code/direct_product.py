@@ -133,13 +133,13 @@ def _divided(rows: int, columns: int, depth: int, over: tuple[int, int], process
 
 
 def expect(weights: Iterable[Sequence[int]]) -> None:
-    """Make the machine code known, if products with weights of these shapes may be computed here."""
+    """Register the GEMM kernels, if products with weights of these shapes may be dispatched here."""
     if any(min(shape) >= WIDTH for shape in weights) and processor.has_wide_vectors():
         functions.products_registered()
 
 
 def suits(x: Array, y: Array, over: tuple[int, int]) -> bool:
-    """Return whether a product of matrices in single precision should be computed here."""
+    """Return True if a float32 product of matrices should be computed here."""
     depth, rows, columns = _sizes(x, y, over)
     outside = product_kernels.LOWEST * -(-rows // TILE) - rows
     return (

@@ -24,7 +24,7 @@ _BLOCK = 1 << 15
 
 
 def suits(table: Array, rows: Array) -> bool:
-    """Return whether these rows of a table, or merged rows, should be found here."""
+    """Return True if these rows of a table, or merged rows, should be accessed here."""
     return (
         table.ndim == 2
         and table.dtype == np.float32
@@ -38,7 +38,7 @@ def suits(table: Array, rows: Array) -> bool:
 
 
 def take(table: Array, rows: Array) -> Array:
-    """See `TableRows.take`."""
+    """Gather rows; see `TableRows.take`."""
     return _taken(table, rows.astype(np.int64))
 
 
@@ -56,7 +56,7 @@ def _read(table: Array, rows: Array) -> Array:
 
 @_read.def_vmap
 def _read_all(size: int, batched: Sequence[bool], table: Array, rows: Array) -> tuple[Array, bool]:
-    """Batches of rows of one table are read in one call."""
+    """Gather batches of rows of one table in a single call."""
     if not batched[0]:
         found = _read(table, rows.reshape(-1))
         return found.reshape(*rows.shape, -1), True
@@ -115,7 +115,7 @@ def _strips(start: int, step: int, batch: int, pitch: int) -> dict[str, int]:
 
 
 def add(table: Array, rows: Array, values: Array, scale: Array) -> Array:
-    """See `TableRows.add`."""
+    """Add to rows; see `TableRows.add`."""
     count, chunks = rows.shape[0], -(-values.size // _CHUNK)
     given = {"chunks": min(chunks, os.cpu_count() or 1), "memory": count + 1}  # each looks at all
     factor = scale.reshape(1).astype(np.float32)
@@ -125,7 +125,7 @@ def add(table: Array, rows: Array, values: Array, scale: Array) -> Array:
 def update(
     function: Callable[..., Sequence[Array]], rows: Array, values: Array, tables: Sequence[Array]
 ) -> tuple[Array, ...]:
-    """See `TableRows.update`."""
+    """Update rows; see `TableRows.update`."""
     height, width = tables[0].shape
     size = max(1, _BLOCK // width)
     once, sums, found = merge(rows, values, height, size)

@@ -11,7 +11,7 @@ import numpy as np
 
 
 class Array(NamedTuple):
-    """An array of a call.
+    """Size and dtype of a call's array.
 
     Attributes:
         size: numbers that it has.

@@ -1,4 +1,4 @@
-"""Machine code of our own that steps on CPUs call, made for this machine and made known to XLA."""
+"""Compilation of LLVM kernels for this processor, and their registration with XLA."""
 
 import ctypes
 import functools
@@ -44,25 +44,25 @@ def images_registered() -> bool:
 
 
 def windows_registered() -> bool:
-    """Make machine code of images' gradients by rows of windows known to XLA; False as above."""
+    """Register the kernel of image gradients by rows of windows; see `images_registered`."""
     with _registering:
         return _register(_WINDOWS)
 
 
 def products_registered() -> bool:
-    """Make machine code of products known to XLA; False as above."""
+    """Register the GEMM kernels; see `images_registered`."""
     with _registering:
         return _register(_PRODUCTS)
 
 
 def loops_registered() -> bool:
-    """Make machine code of loops over sequences known to XLA; False as above."""
+    """Register the kernels of loops over sequences; see `images_registered`."""
     with _registering:
         return _register(_LOOPS)
 
 
 def rows_registered() -> bool:
-    """Make machine code for rows of tables known to XLA; False as above."""
+    """Register the kernels of table rows; see `images_registered`."""
     with _registering:
         return _register(_ROWS)
 

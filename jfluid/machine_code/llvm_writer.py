@@ -1,6 +1,6 @@
-"""Writes down functions for LLVM: loops, arrays, variables, and calls of C's functions.
+"""Writer of LLVM functions: loops, arrays, variables, and calls of C functions.
 
-Makes machine code of them for this machine, and loads it.
+The module compiles the functions for this processor, and loads the machine code.
 """
 
 import contextlib
@@ -75,7 +75,7 @@ def _written(vector: Any, text: str) -> Any:
 
 
 class Module:
-    """Functions that are written down."""
+    """LLVM module under construction."""
 
     def __init__(self) -> None:
         self.module = ir.Module()
@@ -102,15 +102,15 @@ class Module:
 
 
 class Function:
-    """Writes down a function.
+    """LLVM function under construction.
 
     Args:
         arguments: names and types.
 
     Attributes:
         v: the arguments by name.
-        b: writes what follows.
-        slots: writes what is at its very beginning.
+        b: IR builder at the current end of the function.
+        slots: IR builder of the entry block, for stack slots.
     """
 
     def __init__(self, module: Module, name: str, result: Any, **arguments: Any):
@@ -123,7 +123,7 @@ class Function:
         self.v = dict(zip(arguments, self.function.args))
 
     def end(self, value: Any = None) -> Any:
-        """Return from the function, and give it."""
+        """Write the function's return, and return the function."""
         self.b.ret_void() if value is None else self.b.ret(value)
         self.slots.branch(self._start)
         return self.function
@@ -188,7 +188,7 @@ class Function:
         return self.call(load, place, I32(4), lanes, rest)
 
     def store_lanes(self, value: Any, place: Any, lanes: Any) -> None:
-        """Store some numbers of a vector."""
+        """Store the masked lanes of a vector."""
         kinds = [value.type, POINTER, I32, lanes.type]
         store = self.module.declare(f"llvm.masked.store.v{value.type.count}f32.p0", VOID, kinds)
         self.call(store, value, place, I32(4), lanes)
@@ -202,7 +202,7 @@ class Function:
         return self.b.call(function, arguments)
 
     def c(self, name: str, *arguments: Any) -> Any:
-        """Call a function of C."""
+        """Call a C function."""
         return self.call(self.module.declare(name, *_OF_C[name]), *arguments)
 
     @contextlib.contextmanager

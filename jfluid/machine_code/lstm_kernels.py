@@ -1,4 +1,4 @@
-"""An LSTM over sequences of any lengths on CPUs, and its gradient, for LLVM."""
+"""LLVM kernels of an LSTM and its gradient over sequences of any lengths."""
 
 from typing import Any
 
@@ -17,12 +17,12 @@ MEMORY = _GATES + 2  # float32 of it for each number of the state of a group
 
 
 def names() -> list[str]:
-    """Return the names of the functions; none where this code is not known to be faster than XLA's."""
+    """Return the names of all kernels; none on processors where the kernels are not known to be faster than XLA."""
     return [FORWARD, BACKWARD] if processor.has_vectors() else []
 
 
 def write(module: Module) -> None:
-    """Write down the functions of all names."""
+    """Write all kernels."""
     multiply = vector_functions.product(module)
     xla_tasks.define(module, FORWARD, _forward(module, multiply), given=6, made=3)
     xla_tasks.define(module, BACKWARD, _backward(module, multiply), given=10, made=5)

@@ -17,12 +17,12 @@ GEOMETRY = ("chunks memory height width channels rows columns window_height wind
 
 
 def names() -> list[str]:
-    """Return the names of the functions; none where this code is not known to be faster than XLA's."""
+    """Return the names of all kernels; none on processors where the kernels are not known to be faster than XLA."""
     return [NAME] if processor.has_vectors() else []
 
 
 def write(module: Module) -> None:
-    """Write down the functions of all names."""
+    """Write all kernels."""
     xla_tasks.define(module, NAME, _chunk(module))
 
 

@@ -1,4 +1,4 @@
-"""The largest numbers of the rows of sequences on CPUs, and their gradient, for LLVM."""
+"""LLVM kernels of max-pooling over sequences and its gradient."""
 
 from typing import Any
 
@@ -19,12 +19,12 @@ _ROWS = ir.VectorType(I32, LANES)
 
 
 def names() -> list[str]:
-    """Return the names of the functions; none where this code is not known to be faster than XLA's."""
+    """Return the names of all kernels; none on processors where the kernels are not known to be faster than XLA."""
     return [FORWARD, BACKWARD] if processor.has_vectors() else []
 
 
 def write(module: Module) -> None:
-    """Write down the functions of all names."""
+    """Write all kernels."""
     xla_tasks.define(module, FORWARD, _forward(module), given=2, made=2)
     xla_tasks.define(module, BACKWARD, _backward(module), given=3, made=1)
 
@@ -100,7 +100,11 @@ def _forward(module: Module) -> Any:
 
 
 def _backward(module: Module) -> Any:
-    """Grad and int32 rows [number, columns], offsets [number + 1]; makes [rows, columns], zero but where the rows say."""
+    """Write the kernel of the gradient: it scatters the result's gradient to the rows of the maxima.
+
+    It reads grad and int32 rows [number, columns], and offsets [number + 1]; it writes out [rows, columns], zero
+    elsewhere. A row outside the sequence is ignored.
+    """
     f, first, end = _chunk(module, BACKWARD, "grad where offsets out", "out")
     v, b = f.v, f.b
 

@@ -45,7 +45,7 @@ def cache_bytes() -> int:
 
 @functools.cache
 def target() -> tuple[str, str]:
-    """LLVM's name for the processor, and the features that code may use."""
+    """Return LLVM's name for the processor, and the features that kernels may use."""
     if has_vectors() and not has_wide_vectors():
         return _WITHOUT_512, ""
     # LLVM divides vectors of 512 bits for some processors unless it is told not to.

@@ -1,12 +1,11 @@
-"""Products of two matrices on CPUs as loops over registers, for LLVM.
+"""LLVM kernels of GEMMs.
 
-A tile of the result stays in registers while the products that make it are added up: at each step some
-numbers of one matrix times vectors of the other. Both are copied together, in the order in which
-they are read, the first tile by tile and the second once for many tiles: where matrices
-lie in memory, numbers of rows that follow one another would push each other out of a core's cache. The tile
-that is the first to read numbers copies them, while it computes. Rows of the first matrix that lie along the
-sum stay where they are, unless they would push each other out. What is
-done to each number of a result, as a layer's activation, is done while it is in the cache.
+A tile of the result stays in registers while its products are summed: each step multiplies numbers of the first
+matrix by vectors of the second matrix. Both matrices are packed in the order in which the tiles read numbers: the
+first matrix tile by tile, the second once for many tiles. Unpacked, consecutive rows would evict each other from a
+core's cache. The first tile that reads numbers packs these numbers while it computes. Transposed rows of the first
+matrix stay in place, unless they would evict each other. The epilogue, such as a layer's activation, runs while the
+result is in the cache.
 """
 
 import math
@@ -103,12 +102,12 @@ def extents(name: str, n: Any) -> Extents:
 
 
 def names() -> list[str]:
-    """Return the names of the functions; none where this code is not known to be faster than XLA's."""
+    """Return the names of all kernels; none on processors where the kernels are not known to be faster than XLA."""
     return [NAME, FINISHED, UPDATE] if processor.has_wide_vectors() else []
 
 
 def write(module: Module) -> None:
-    """Write down the functions of all names."""
+    """Write all kernels."""
     chunk = _chunk(module)
     for name, given in ((NAME, 2), (FINISHED, 3), (UPDATE, 4)):
         xla_tasks.define(module, name, _with_all(module, name, chunk, given), given)

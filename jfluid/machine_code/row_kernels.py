@@ -1,7 +1,7 @@
-"""Rows of tables on CPUs, read, replaced, added to and merged, for LLVM.
+"""LLVM kernels that gather, scatter, add to and merge rows of tables.
 
-What adds to rows is divided by row, not by place: each row belongs to one chunk, which adds its values in the
-order in which they are given, whatever threads do.
+Additions are divided among chunks by row, not by place: each row belongs to one chunk. The chunk adds the row's
+values in the order in which they are given, so threads do not change the result.
 """
 
 from typing import Any
@@ -28,12 +28,12 @@ _FACTOR = 0x9E3779B97F4A7C15 - (1 << 64)  # 2^64 over the golden ratio: neighbou
 
 
 def names() -> list[str]:
-    """Return the names of the functions; none where this code is not known to be faster than XLA's."""
+    """Return the names of all kernels; none on processors where the kernels are not known to be faster than XLA."""
     return [TAKE, PUT, ADD, MERGE] if processor.has_wide_vectors() else []
 
 
 def write(module: Module) -> None:
-    """Write down the functions of all names."""
+    """Write all kernels."""
     xla_tasks.define(module, TAKE, _take(module), given=2)
     xla_tasks.define(module, PUT, _put(module), given=3)
     xla_tasks.define(module, ADD, _add(module), given=4)
@@ -128,7 +128,7 @@ def _each_vector(f: Function, work: Any) -> None:
 
 
 def _fetch(f: Function, array: str, row: Any) -> None:
-    """Have a row, if it exists, brought to the cache."""
+    """Prefetch the beginning of a row; an invalid row does nothing."""
     fetch = f.module.declare("llvm.prefetch.p0", VOID, [POINTER, I32, I32, I32])
     f.call(fetch, _line(f, array, row), I32(0), I32(3), I32(1))
 
@@ -191,12 +191,12 @@ def _put(module: Module) -> Any:
 
 
 def _hash(f: Function, row: Any) -> Any:
-    """32 bits."""
+    """Compute a hash of 32 bits for a row number."""
     return f.b.lshr(f.product(row, I64(_FACTOR)), I64(32))
 
 
 def _own(f: Function) -> tuple[Any, Any]:
-    """(places of the rows that belong to a chunk, in order; how many there are)."""
+    """Collect the places of the chunk's rows, in order; return the list and its length."""
     b, v = f.b, f.v
     own = v["scratch"]
     size = f.variable(I64, I64(0))

@@ -1,8 +1,8 @@
-"""Loops over the steps of sequences of any lengths on CPUs, for LLVM.
+"""Loops over the steps of sequences of any lengths, for LLVM kernels.
 
-Sequences do not depend on one another: a chunk of the work is a group of them through all its steps,
-whose state stays in a core's cache. Sequences come the longest first, so that those of a group that
-are not over are always its first. Rows of a sequence are read and written where they are.
+Sequences are independent: a chunk of the work takes a group of sequences through all steps, and the group's state
+stays in a core's cache. Sequences are sorted, the longest first: the sequences of a group that have a step are
+always the group's first. Rows of a sequence are read and written in place.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -140,7 +140,7 @@ class Group:
             yield step, f.load(active, I64)
 
     def at_step(self, row: Any, step: Any, from_end: bool) -> tuple[Any, Any, Any]:
-        """(row of the arrays, that of the step before, whether there is one) of a sequence."""
+        """Return the row of a sequence in a step, the row of the step before, and True if that row exists."""
         f, v, b = self.f, self.f.v, self.f.b
         length = self.known(2, row)
         left = b.sub(b.sub(length, I64(1)), step)
@@ -196,7 +196,7 @@ class Group:
                 self.clear(self.of_row(f.v[name], row, count), size)
 
     def copy_to_padding(self, *arrays: Any) -> None:
-        """Make rows of padding of arrays [rows, width] copies of some row."""
+        """Fill the padding rows of arrays [rows, width] with a copy of a row."""
         f = self.f
         empty = f.b.icmp_signed("==", self.longest, I64(0))
         with self.padding() as row, f.b.if_else(empty) as (nothing, something):

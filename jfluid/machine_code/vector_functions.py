@@ -32,7 +32,7 @@ _LARGEST = 87.0  # of which the exponential is finite, and its reciprocal no sma
 
 
 class Vectors:
-    """Writes arithmetic on vectors into a function."""
+    """Writer of vector arithmetic into a function."""
 
     def __init__(self, f: Function):
         self.f, self.b = f, f.b
@@ -60,7 +60,7 @@ class Vectors:
         return self.b.select(above, self.number(most), x)
 
     def _exponential(self, x: Any) -> tuple[Any, Any]:
-        """(s, p) with exp(x) = s (1 + p), s a power of two and p small, for |x| up to `_LARGEST`."""
+        """Compute (s, p) with exp(x) = s (1 + p), s a power of two and p small, for |x| up to `_LARGEST`."""
         b = self.b
         rounded = self.fma(x, self.number(_LOG2_E), self.number(_ROUNDS))
         n = b.fsub(rounded, self.number(_ROUNDS))
@@ -74,7 +74,7 @@ class Vectors:
         return b.bitcast(b.add(power, self._bits(_ONE)), VECTOR), p
 
     def _reciprocal(self, x: Any) -> Any:
-        """1 / x; with AVX-512 by one step of Newton's from 14 bits."""
+        """Compute 1 / x; with AVX-512 by one Newton step from 14 bits."""
         if not has_wide_vectors():
             return self.b.fdiv(self.number(1.0), x)
         kinds = [VECTOR, VECTOR, ir.IntType(LANES)]
@@ -84,7 +84,7 @@ class Vectors:
         return self.fma(first, error, first)
 
     def sigmoid(self, x: Any) -> Any:
-        """1 / (1 + exp(-x)); 0 where that is no normal number, so that it is that of minus infinity."""
+        """Compute 1 / (1 + exp(-x)); a denormal result is flushed to 0."""
         b = self.b
         x = b.fneg(x)
         none = b.fcmp_ordered(">", x, self.number(_LARGEST))
@@ -95,7 +95,7 @@ class Vectors:
         return b.select(none, self.number(0.0), found)
 
     def tanh(self, x: Any) -> Any:
-        """-m / (2 + m) with m = exp(-2 |x|) - 1, which is exact near 0, and the sign of x."""
+        """Compute -m / (2 + m) with m = exp(-2 |x|) - 1, which is exact near 0, and the sign of x."""
         b = self.b
         bits = b.bitcast(x, _INTEGERS)
         size = b.bitcast(b.and_(bits, self._bits(_SIGN - 1)), VECTOR)

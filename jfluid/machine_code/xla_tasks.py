@@ -1,16 +1,16 @@
-"""Functions that XLA calls in a step on a CPU, and that divide their work among XLA's threads.
+"""FFI handlers that XLA calls in a step on a CPU, and that divide their work among XLA's threads.
 
-Their arguments are arrays, and last numbers in int32; they have one result or more. The first of the
-numbers says how many chunks the work has, the second how many float32 of memory each thread needs for
-itself. XLA's threads take chunks when they are free, and the one that does the last goes on with the step.
-The caller does none and waits for none: the thread that begins a step is one more than there are
-processors, and would take one of them from those that compute.
+A handler's arguments are arrays, and last the geometry in int32; it has one result or more. The first number
+of the geometry is the number of chunks, the second the float32 of scratch memory of each thread.
+Idle XLA threads claim chunks; the thread that finishes the last chunk continues the step. The caller computes no
+chunk and waits for none: XLA has one thread more than there are processors, and the caller would take a processor
+from a computing thread.
 
-A thread of XLA's that has had nothing to do for 30 us sleeps, and begins 20 to 110 us after it is called: as
-long as a small product takes. So one that has no more chunks to do waits for those who have; and while one
-thread does alone what is too small for two, another one waits for what follows. Both give their processor
-to who wants it, and wait for `_PATIENCE` at most. One whose others have not begun gives its processor once before
-it does: it may have taken it from the thread that calls them.
+An XLA thread that has been idle for 30 us sleeps; waking takes 20 to 110 us, as long as a small GEMM. Idle
+workers therefore spin: a worker without chunks waits until the call is done, and while one thread computes a call too
+small to divide, a second thread waits for the next call. Idle workers spin for up to `_PATIENCE` cycles and call
+sched_yield() in between. A worker yields once before it starts if other tasks of the call have not begun: it may
+occupy the processor of the thread that schedules the tasks.
 """
 
 from collections.abc import Callable, Iterable
@@ -40,13 +40,13 @@ _PATIENCE, _LATELY = 200_000, 3_000_000
 
 
 def define(module: Module, name: str, chunk: Any, given: int = 2, made: int = 1) -> None:
-    """Write down a function for XLA, which may divide its work; only x86 has the counter that this takes.
+    """Write an FFI handler that may divide its work; the cycle counter that it needs exists only on x86.
 
     Args:
-        chunk: does a part of the work, for the arrays, those that it makes, numbers, memory and the
-            chunk's number.
-        given: how many arrays there are beside the numbers.
-        made: how many results.
+        chunk: the function of a chunk of the work; it takes the input and output arrays, the geometry, scratch memory
+            and the chunk's number.
+        given: number of input arrays without the geometry.
+        made: number of results.
     """
     leave = module.find("leave") or _leave(module)
     work = _work(module, f"{name}_work", chunk, given + made)
@@ -55,7 +55,7 @@ def define(module: Module, name: str, chunk: Any, given: int = 2, made: int = 1)
 
 
 def chunk_of(name: str) -> str:
-    """Return the name of the function that does a chunk of the work of a function for XLA."""
+    """Return the name of the function that computes a chunk of an FFI handler's work."""
     return f"{name}_chunk"
 
 
@@ -85,7 +85,7 @@ def _number(f: Function, numbers: Any, which: int) -> Any:
 
 
 def _leave(module: Module) -> Any:
-    """Say that a task does not need a call any more."""
+    """Write the function that releases a task's reference to a call; the last reference frees the call."""
     f = Function(module, "leave", VOID, call=POINTER)
     f.function.linkage = "internal"  # each object file has its own
     before = f.b.atomic_rmw("sub", _part(f, f.v["call"], _USERS), I64(1), "acq_rel")
@@ -217,7 +217,7 @@ def _task(module: Module, name: str, work: Any, leave: Any) -> Any:
 
 
 def _ready(f: Function, api: Any, future: Any, failed: Any) -> None:
-    """Say that a call is over, or that it has failed."""
+    """Make a call's future ready, or set its error."""
     with f.b.if_else(f.b.icmp_signed("==", failed, I64(0))) as (fine, wrong):
         with fine:
             _request(f, api, _SET_AVAILABLE, future)
@@ -235,7 +235,7 @@ def _counter(f: Function) -> Any:
 
 
 def _wait(f: Function, over: Callable[[], Any]) -> None:
-    """Wait until a condition holds, but not for long."""
+    """Spin until a condition holds, for at most `_PATIENCE` cycles."""
     until = f.sum(_counter(f), I64(_PATIENCE))
     with f.repeat() as leave:
         leave(over())
@@ -244,7 +244,7 @@ def _wait(f: Function, over: Callable[[], Any]) -> None:
 
 
 def _last_divided(module: Module) -> Any:
-    """Return the global with the time-stamp counter of the last call that was divided among threads."""
+    """Return the global with the cycle counter of the last call that was divided among threads."""
     found = module.find("last_divided")
     if not found:
         found = ir.GlobalVariable(module.module, I64, "last_divided")
@@ -253,7 +253,7 @@ def _last_divided(module: Module) -> Any:
 
 
 def _keep_thread(module: Module) -> Any:
-    """Write down the task that waits until work is divided again, after a time that it is given."""
+    """Write the task that spins until a call later than `after` is divided among threads."""
     f = Function(module, "keep_thread", VOID, after=POINTER)
     f.function.linkage = "internal"
     place, after = _last_divided(module), f.b.ptrtoint(f.v["after"], I64)
