@@ -82,7 +82,8 @@ Value = np.ndarray | Sequences
 def joined(values: Sequence[Value]) -> Value:
     """Concatenate batches along the first dimension."""
     if all(isinstance(value, np.ndarray) for value in values):
-        return np.concatenate([value for value in values if isinstance(value, np.ndarray)])
+        together: np.ndarray = np.concatenate([value for value in values if isinstance(value, np.ndarray)])
+        return together
     batches = [value for value in values if isinstance(value, Sequences)]
     lengths = [np.concatenate([np.diff(b.lod[i]) for b in batches]) for i in range(len(batches[0].lod))]
     return Sequences.of_lengths(np.concatenate([b.rows for b in batches]), lengths)
@@ -94,6 +95,6 @@ def filled(value: Value, rows: int) -> Value:
     if not missing:
         return value
     if isinstance(value, np.ndarray):
-        return np.concatenate([value, np.repeat(value[-1:], missing, axis=0)])
+        return joined([value, np.repeat(value[-1:], missing, axis=0)])
     at = int(np.argmin(np.diff(value.lod[0])))
     return joined([value, *[value[at : at + 1]] * missing])

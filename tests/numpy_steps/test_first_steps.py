@@ -14,6 +14,7 @@ import pytest
 import jfluid as fluid
 from jfluid import layers
 from jfluid.compile.numpy_steps import beside
+from jfluid.compile.runtime import library_fusions
 from jfluid.compile.runtime.executables import Executables
 
 
@@ -30,9 +31,9 @@ def held(monkeypatch):
     """Hold compilations in other threads until the event is set."""
     go, before = threading.Event(), beside.Beside._make
 
-    def make(self, arguments):
+    def make(self):
         go.wait()
-        before(self, arguments)
+        before(self)
 
     monkeypatch.setattr(beside.Beside, "_make", make)
     yield go
@@ -121,7 +122,7 @@ def test_an_error_of_the_compilation_reaches_the_step(interprets, monkeypatch):
     def fail(*args):
         raise RuntimeError("no compiler")
 
-    monkeypatch.setattr(function, "_compile", fail)
+    monkeypatch.setattr(library_fusions, "compiled", fail)
     x = np.ones(2, np.float32)
     assert function(x).tolist() == [2, 2]
     with pytest.raises(RuntimeError, match="no compiler"):

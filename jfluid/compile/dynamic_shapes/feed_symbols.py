@@ -35,6 +35,8 @@ class Longer:
 # A fed dimension: a constant size, the names of the factors of a product, or a `Longer`.
 FedDim = int | tuple[str, ...] | Longer
 _SLIGHTLY = 3  # places, by which a size may be longer in two batches by chance
+# Batches may be so many times smaller or larger than those that have come: a segment is traced again beyond.
+_MARGIN = 4
 SAMPLES = 3  # sizes of each symbol at which a segment is traced
 SMALLEST = 2  # programs treat a size of 1 differently: it is broadcast
 
@@ -209,8 +211,8 @@ def symbols_of(shapes: Iterable[Shapes]) -> FeedSymbols | None:
 def ranges(symbols: FeedSymbols) -> Iterator[tuple[Mapping[str, int], Mapping[str, int]]]:
     """Yield the lowest and highest sizes between which to trace: wide ranges first, then the observed range."""
     yield (
-        {name: max(SMALLEST, size // 2) for name, size in symbols.low.items()},
-        {name: 2 * size for name, size in symbols.high.items()},
+        {name: max(SMALLEST, size // _MARGIN) for name, size in symbols.low.items()},
+        {name: _MARGIN * size for name, size in symbols.high.items()},
     )
     yield symbols.low, symbols.high
 

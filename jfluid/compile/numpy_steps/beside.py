@@ -35,11 +35,11 @@ class Beside:
 
     Args:
         traced: result of `jax.jit(...).trace`.
-        compile: returns the executable for arguments. The arguments are held only while it compiles.
+        compile: returns the executable.
         device: device of the results.
     """
 
-    def __init__(self, traced: Any, compile: Callable[[Sequence[Any]], Any], device: jax.Device):
+    def __init__(self, traced: Any, compile: Callable[[], Any], device: jax.Device):
         self._listing: Listing | None = None
         with contextlib.suppress(NoRule):
             self._listing = Listing(traced.jaxpr)
@@ -55,12 +55,12 @@ class Beside:
         if self._done or self._listing is None:
             return None
         if self._called:
-            self.begin(arguments)
+            self.begin()
         self._called, until = True, time.perf_counter() + _PATIENCE
 
         def stop() -> bool:
             if self._thread is None and time.perf_counter() > until:
-                self.begin(arguments)
+                self.begin()
             return self._done
 
         try:
@@ -77,28 +77,28 @@ class Beside:
         placed = jax.device_put([np.array(v) for v in found], self._device)
         return jax.tree.unflatten(self._results, placed)
 
-    def compiled(self, arguments: Sequence[Any]) -> Any:
+    def compiled(self) -> Any:
         """Wait for the executable. Raises the errors of the compilation."""
         if self._thread is not None:
             self._thread.join()
         if self._error is not None:
             raise self._error
-        return self._compiled if self._done else self._compile(arguments)
+        return self._compiled if self._done else self._compile()
 
-    def begin(self, arguments: Sequence[Any]) -> bool:
+    def begin(self) -> bool:
         """Begin to compile, if that was not begun; returns True once the function is compiled."""
         if self._thread is None and not self._done:
-            self._thread = threading.Thread(target=self._make, args=(arguments,), name=THREAD)
+            self._thread = threading.Thread(target=self._make, name=THREAD)
             self._thread.start()
         return self._done
 
-    def _make(self, arguments: Sequence[Any]) -> None:
+    def _make(self) -> None:
         with _one_at_a_time:
             if not threading.main_thread().is_alive():
                 return  # the process ends
             try:
                 with jax.enable_x64(True), jax.default_device(self._device), jax_caches.not_kept():
-                    self._compiled = self._compile(arguments)
+                    self._compiled = self._compile()
             except BaseException as error:  # the step raises it
                 self._error = error
             self._done = True

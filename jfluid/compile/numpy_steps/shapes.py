@@ -22,6 +22,8 @@ def _broadcast(params: Params, x: Any, *sizes: Any) -> Any:
 
 @rule("reshape")
 def _reshape(params: Params, x: Any, *sizes: Any) -> Any:
+    if params["dimensions"] is not None:  # the order in which the old dimensions are read
+        x = np.transpose(x, params["dimensions"])
     return np.reshape(x, params["new_sizes"])
 
 

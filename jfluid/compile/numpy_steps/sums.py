@@ -115,7 +115,7 @@ def _dot(params: Params, x: Any, y: Any) -> Any:
         left.reshape(*batch, math.prod(rows), depth).astype(goal, copy=False),
         right.reshape(*batch, depth, math.prod(columns)).astype(goal, copy=False),
     )
-    return found.reshape(*batch, *rows, *columns)
+    return np.reshape(found, (*batch, *rows, *columns))
 
 
 @rule("conv_general_dilated")

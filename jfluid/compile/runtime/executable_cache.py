@@ -110,47 +110,54 @@ class Entry:
         """Return the entry of a different form of the same function, with the same results besides the executable."""
         return self.of(*more, beside=self._beside)
 
-    def load_or_compile(
-        self, fresh: Callable[[], Any], arguments: Sequence[Any]
-    ) -> tuple[Any, Callable[[Any], None]] | None:
-        """Return the executable, and a function to call with the results of the first run, or None without a cache key.
+    def prepare(
+        self, trace: Callable[[], Any], arguments: Sequence[Any]
+    ) -> Callable[[], tuple[Any, Callable[[Any], None]]] | None:
+        """Return a function that loads or compiles the executable for arguments, or None without a cache key.
 
-        A new executable is written to the file after its first run. Arguments without a textual form have no cache key.
+        The function returns the executable, and a function to call with the results of the first run, which writes a new
+        executable to the file. Both hold no arguments. Arguments without a textual form have no cache key.
 
         Args:
-            fresh: returns the jitted function anew; the traces go away together with the function.
+            trace: returns the traced function.
             arguments: arguments of the function; the first tuple is donated.
         """
         path = self._path(arguments)
         if path is None:
             return None
-        loaded = self._loaded(path, arguments)
-        if loaded is not None:
-            return loaded, lambda results: None
-        start = time.perf_counter()
-        with collector.paused(settle=True):
-            traced = fresh().trace(*arguments)
-            with _JAX_CACHE.unused():
-                compiled = library_fusions.compiled(traced)
-        noted = None if self._beside is None else self._beside.noted()
-        if time.perf_counter() - start > _LONG:
-            schema.current().keep()
-            heap.give_back()
+        starts = not jax.tree.leaves(arguments[:2])
         structure = jax.tree.structure((tuple(arguments), {}))
-        file = _File(path, [device.id for device in self._devices], structure, noted)
-        return compiled, lambda results: _save_after(results, file, compiled)
+
+        def load_or_compile() -> tuple[Any, Callable[[Any], None]]:
+            loaded = self._loaded(path, starts)
+            if loaded is not None:
+                return loaded, lambda results: None
+            start = time.perf_counter()
+            with collector.paused(settle=True):
+                traced = trace()
+                with _JAX_CACHE.unused():
+                    compiled = library_fusions.compiled(traced)
+            noted = None if self._beside is None else self._beside.noted()
+            if time.perf_counter() - start > _LONG:
+                schema.current().keep()
+                heap.give_back()
+            file = _File(path, [device.id for device in self._devices], structure, noted)
+            return compiled, lambda results: _save_after(results, file, compiled)
+
+        return load_or_compile
 
     def load(self, arguments: Sequence[Any]) -> Any:
         """Return the executable of the file, or None without a file."""
         path = self._path(arguments)
-        return None if path is None else self._loaded(path, arguments)
+        return None if path is None else self._loaded(path, not jax.tree.leaves(arguments[:2]))
 
-    def _loaded(self, path: Path, arguments: Sequence[Any]) -> Any:
-        if jax.tree.leaves(arguments[:2]):
-            found = _AHEAD.load(path, self._devices)
-        else:  # a startup program
+    def _loaded(self, path: Path, starts: bool) -> Any:
+        """Return the executable of a file, or None without a file; `starts` is True for a startup program."""
+        if starts:
             _AHEAD.begin(path, self._devices)
             found = _load(path, self._devices)
+        else:
+            found = _AHEAD.load(path, self._devices)
         if found is None:
             return None
         if self._beside is not None:

@@ -8,7 +8,6 @@ jitted function that is dropped afterwards.
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from functools import partial
 from typing import Any, Protocol
 from weakref import ref
 
@@ -43,10 +42,10 @@ Place = tuple[int, int]  # of a value: which argument, and which of its values; 
 class Entry(Protocol):
     """Storage of a function's executables beyond the memory of the process."""
 
-    def load_or_compile(
-        self, fresh: Callable[[], Any], arguments: Arguments
-    ) -> tuple[Any, Callable[[Any], None]] | None:
-        """Return an executable and a consumer of the first run's results, or None for uncacheable arguments."""
+    def prepare(
+        self, trace: Callable[[], Any], arguments: Arguments
+    ) -> Callable[[], tuple[Any, Callable[[Any], None]]] | None:
+        """Return a function that gives an executable and what takes the results of its first run; None to keep none."""
 
     def load(self, arguments: Arguments) -> Any:
         """Return the stored executable, or None."""
@@ -190,7 +189,7 @@ class Executables:
         if self._interprets is None or forms in self._all:
             return True
         begun = self._beside(forms, arguments)
-        return begun is None or begun.begin(arguments)
+        return begun is None or begun.begin()
 
     def forget(self, old: Executable) -> None:
         """Drop an executable. It is compiled again when it is called."""
@@ -211,7 +210,8 @@ class Executables:
                 return results
         begun = self._begun.pop(forms, None)
         start = time.perf_counter()
-        run, keep = begun.compiled(arguments) if begun else self._compile(self._fresh, arguments)
+        compile = begun.compiled if begun else self._compilation(lambda: self.trace(*arguments), arguments)
+        run, keep = compile()
         seconds = time.perf_counter() - start
         found = Executable(run, arguments, ref(self))
         self._all[found.forms] = found
@@ -223,13 +223,18 @@ class Executables:
         jax_caches.look()
         return results
 
-    def _compile(self, fresh: Callable[[], Any], arguments: Arguments) -> Any:
-        """Return an executable, and a function to call with the results of the first run."""
-        with jax_caches.not_kept():
-            kept = self._entry.load_or_compile(fresh, arguments) if self._entry else None
-            if kept:
-                return kept
-            return library_fusions.compiled(fresh().trace(*arguments)), lambda results: None
+    def _compilation(self, trace: Callable[[], Any], arguments: Arguments) -> Callable[[], Any]:
+        """Return a function without arguments that compiles for these: executable, and what takes its first results.
+
+        The function does not hold the arguments, unless `trace` does: a step may overwrite these meanwhile.
+        """
+        kept = self._entry.prepare(trace, arguments) if self._entry else None
+
+        def compile() -> Any:
+            with jax_caches.not_kept():
+                return kept() if kept else (library_fusions.compiled(trace()), lambda results: None)
+
+        return compile
 
     def _interpreted(self, forms: Form, arguments: Arguments) -> Any:
         """Return the results of the interpreter, or None to run the compiled function."""
@@ -245,10 +250,9 @@ class Executables:
             return None
         if self._entry is not None and self._entry.load(arguments) is not None:
             return None
-        traced = _Traced(self._fresh().trace(*arguments))
-        return self._begun.get_or_make(
-            forms, lambda: Beside(traced.traced, partial(self._compile, lambda: traced), self._interprets)
-        )
+        traced = self.trace(*arguments)
+        compile = self._compilation(lambda: traced, arguments)
+        return self._begun.get_or_make(forms, lambda: Beside(traced, compile, self._interprets))
 
     def _arrange(self) -> None:
         """Find the places at which the forms of the executables differ."""
@@ -258,17 +262,6 @@ class Executables:
             self._differ = [place for place in every[0].places if len({_at(f, place) for f in forms}) > 1]
             found = {tuple([_at(one.forms, p) for p in self._differ]): one for one in every}
         self._only, self._found = every[0] if len(every) == 1 else None, found
-
-
-class _Traced:
-    """Traced function in place of the jitted function."""
-
-    def __init__(self, traced: Any):
-        self.traced = traced
-
-    def trace(self, *arguments: Any) -> Any:
-        """Return the function as JAX traces it."""
-        return self.traced
 
 
 def _few_mappings_are_left() -> bool:
