@@ -1,6 +1,7 @@
-"""`python -m jfluid script.py [arguments]` runs a script as `python script.py` does; `import paddle`
-finds jfluid there, and in what the script starts. `python -m jfluid doctor ...` is the command
-`jfluid doctor ...`, as with each subcommand.
+"""Run a script as `python script.py` does, with `import paddle` bound to jfluid.
+
+`python -m jfluid script.py [arguments]` binds the name also in processes that the script starts.
+`python -m jfluid doctor ...` is the command `jfluid doctor ...`, as with each subcommand.
 """
 
 import sys

@@ -27,7 +27,7 @@ class _Settings:
     if TYPE_CHECKING:
 
         def __getattr__(self, name: str) -> Any:
-            """A field."""
+            """Return a field."""
 
     def __init__(self) -> None:
         for name, value in self._defaults.items():
@@ -54,7 +54,7 @@ class _Settings:
 
 
 class BuildStrategy(_Settings):
-    """How a program is built for several devices (see `CompiledProgram.with_data_parallel`).
+    """Build options of a program on several devices (see `CompiledProgram.with_data_parallel`).
 
     Attributes with an effect:
         reduce_strategy: `AllReduce` sums gradients, and every replica updates all parameters; `Reduce` sums each replica's
@@ -138,7 +138,7 @@ class BuildStrategy(_Settings):
 
 
 class ExecutionStrategy(_Settings):
-    """How a program is run.
+    """Run options of a program.
 
     Attributes with an effect:
         num_iteration_per_run: how often `Executor.run` runs a program with data parallelism on one feed.

@@ -60,7 +60,7 @@ class Prepared:
     entered: bool = False
 
     def enter(self) -> None:
-        """Stage the feeds of the step ahead of its run."""
+        """Stage the feeds of the step before the run."""
         if not self.entered:
             self.feeds, self.entered = self.step.placement.enter(self.feeds), True
 
@@ -309,7 +309,7 @@ class Engine:
         parallel: DataParallel | None,
         targets: Sequence[Any] | None,
     ) -> tuple[Program, Any, DataParallel | None]:
-        """(the program without reader operators and unneeded ones, its feed, its data parallelism)."""
+        """Return the program without reader operators and unneeded operators, its feed, and its data parallelism."""
         if parallel is not None:
             self.start(parallel)
             parallel = parallel.for_feed(feed)

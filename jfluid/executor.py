@@ -19,7 +19,7 @@ __all__ = ["Executor", "FetchHandler", "global_scope", "scope_guard"]
 
 
 class Executor:
-    """Runs programs on one device; each program is compiled by XLA, once per shapes of its feeds.
+    """Runner of programs on one device. XLA compiles each program once per shapes of the feeds.
 
     Args:
         place: `CPUPlace()`, `CUDAPlace(i)`; by default the first GPU that JAX sees, else the CPU.
@@ -106,7 +106,7 @@ class Executor:
         return_merged: bool,
         use_prune: bool,
     ) -> list[Any]:
-        """Run a program that is no predictor's; the arguments are those of `run`."""
+        """Run a program that belongs to no predictor; the arguments are the arguments of `run`."""
         try:
             if return_numpy and not use_prune:
                 path = self.engine.fast_paths.find(program, fetch_list, scope)

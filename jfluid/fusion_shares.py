@@ -1,4 +1,4 @@
-"""The operators in an XLA instruction, with their shares of its cost, from the text of a module.
+"""The operators in an XLA instruction, with their shares of the instruction's cost, from the text of a module.
 
 XLA fuses operators. The instructions in a fusion keep the names of their operators, and a fusion's time is given to
 these by the cost of each: the elements that an instruction makes, times the elements that are summed up for each.
@@ -24,7 +24,7 @@ Shares = Mapping[str, float]
 
 @dataclass
 class _Instruction:
-    """One instruction: its operator type, its cost, and the computation that it calls."""
+    """An XLA instruction: its operator type, its cost, and the computation that it calls."""
 
     operator: str
     cost: float
@@ -77,7 +77,7 @@ def _computations(module: str) -> dict[str, dict[str, _Instruction]]:
 
 
 def _dimensions(shape: str) -> list[int]:
-    """Return the sizes of an array; of a tuple, the sizes of its first array."""
+    """Return the sizes of an array; for a tuple, the sizes of the first array."""
     match = _SHAPE.search(shape)
     return [int(size) for size in match[1].split(",") if size] if match else []
 

@@ -1,4 +1,4 @@
-"""What a script may ask about the installation: versions, modes."""
+"""Versions and modes of the installation, for scripts that ask."""
 
 from typing import Any
 
@@ -27,7 +27,7 @@ def _numbers(version: str, what: str) -> tuple[int, ...]:
 
 
 def require_version(min_version: str, max_version: str | None = None) -> None:
-    """Check that Fluid 1.8.5, whose interface this package has, lies between the versions.
+    """Check that Fluid 1.8.5, the version of the package's interface, lies between the versions.
 
     Raises UnsupportedError when it does not.
     """
@@ -52,11 +52,11 @@ def memory_optimize(
 
 
 def release_memory(input_program: Any, skip_opt_set: Any = None) -> None:
-    """No effect, as in Fluid 1.8: XLA frees what a step no longer needs."""
+    """No effect, as in Fluid 1.8: XLA frees arrays that a step no longer needs."""
 
 
 def load_op_library(lib_filename: str) -> None:
-    """Raises UnsupportedError: operators are Python functions here."""
+    """Raises UnsupportedError: operators are Python functions here."""  # noqa: D401
     raise errors.UnsupportedError(
         f"fluid.load_op_library({lib_filename!r}): compiled operators of Fluid cannot be loaded; "
         "register a JAX function with jfluid.ops.registry.op (CONTRIBUTING.md shows how)"

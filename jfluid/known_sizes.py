@@ -16,13 +16,13 @@ Sizes = dict[str, dict[int, list[int]]]
 
 
 def shape_buckets(sizes: Mapping[str, Mapping[int, Any]]) -> None:
-    """Say to which sizes batches are padded, by the name of a feed and its dimension:
+    """Set the bucket sizes to which batches are padded, by the name of a feed and its dimension.
 
         fluid.shape_buckets({"src_ids": {1: [32, 64, 128]}})
 
-    A batch is padded to the smallest size that holds it. A larger one, and dimensions without sizes, are
-    padded by what comes, as all are after `shape_buckets({})`. Sizes that vary together are one: those of
-    one feed are enough. It holds for programs that run for the first time from then on.
+    A batch is padded to the smallest size that holds it. Above the largest size, and for dimensions without sizes,
+    buckets follow from the batches; `shape_buckets({})` removes all sizes. Feeds that vary together need the sizes of
+    one feed only. The sizes hold for programs that run for the first time afterwards.
 
     Raises AttributeTypeError for anything else.
     """
@@ -30,7 +30,7 @@ def shape_buckets(sizes: Mapping[str, Mapping[int, Any]]) -> None:
 
 
 def checked(sizes: Any) -> Sizes:
-    """Return sizes in order. Raises AttributeTypeError, which names what is wrong."""
+    """Return sizes in order. Raises AttributeTypeError, which names the invalid entry."""
     if not isinstance(sizes, Mapping):
         raise _wrong("", "a mapping of the names of feeds", sizes)
     found: Sizes = {}
@@ -49,7 +49,7 @@ def checked(sizes: Any) -> Sizes:
 
 
 def text_of(sizes: Sizes) -> str:
-    """Return checked sizes as the flag has them."""
+    """Return the flag's text of checked sizes."""
     return json.dumps(sizes) if sizes else ""
 
 

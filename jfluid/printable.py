@@ -1,7 +1,7 @@
-"""Text of others on terminals and in lines of logs: nothing in it moves the cursor, colours or turns round.
+"""Untrusted text made safe for terminals and log lines: no control characters, no reversed text.
 
-Names in programs, lines of scripts, data, messages and requests may hold anything. What shows them
-passes them through `printable`; `str` of the package's errors does so by itself.
+Names in programs, lines of scripts, data, messages and requests may hold any character. Code that prints such
+text passes it through `printable`; `str` of the package's errors does so by itself.
 """
 
 import re
@@ -14,10 +14,10 @@ _IN_LINE = re.compile(f"[\n{_HOSTILE}]")
 
 
 def printable(text: str, lines: bool = True) -> str:
-    """Return the text with each character that terminals obey as Python writes it: `\\x1b`, `\\u202e`.
+    r"""Return the text with escapes, such as `\x1b` and `\u202e`, for characters that terminals interpret.
 
     Args:
-        lines: whether it may have several lines; False shows line feeds as `\\n`.
+        lines: False if the text must be one line: line feeds are written as `\n`.
     """
     if text.isascii() and text.isprintable():
         return text
@@ -25,13 +25,14 @@ def printable(text: str, lines: bool = True) -> str:
 
 
 def printable_json(text: str) -> str:
-    """Return a JSON document with such characters, which only its strings hold, as JSON writes them."""
+    """Return a JSON document with hostile characters as JSON escapes; only strings hold such characters."""
     return _IN_TEXT.sub(lambda match: f"\\u{ord(match.group()):04x}", text)
 
 
 def printable_message(text: str) -> str:
-    """Return protobuf's text of a message with such characters, which only its strings hold, as it
-    writes others: byte by byte.
+    """Return protobuf's text of a message with its hostile characters in octal, byte by byte.
+
+    Only strings of the message hold such characters.
     """
     return _IN_TEXT.sub(lambda match: "".join(f"\\{byte:03o}" for byte in match.group().encode()), text)
 

@@ -71,12 +71,13 @@ def join(endpoints: Sequence[str], trainer_id: int) -> None:
 
 
 def join_job() -> None:
-    """Join the other trainers of a collective job, if the environment says that this process is one
-    of them, and JAX has not started: it calls this before it asks for a device.
+    """Join the other trainers of a collective job, if the environment names this process as a trainer.
+
+    Nothing happens once JAX has started. The engine calls this function before it asks for a device.
 
     Scripts run their startup program before they say how they train: then it would be too late.
 
-    Raises PlaceError where the others do not come.
+    Raises PlaceError where the other trainers do not come.
     """
     if not environment.text(environment.TRAINER_ENDPOINTS) or joined():
         return
@@ -89,7 +90,7 @@ def join_job() -> None:
 
 
 def _has_started() -> bool:
-    """Whether JAX has its devices, and no process can be joined any more."""
+    """Return True if JAX has its devices, and no process can be joined any more."""
     before = jax.config.jax_num_cpu_devices  # type: ignore[attr-defined]
     try:  # JAX refuses another number once it has started
         jax.config.update("jax_num_cpu_devices", max(before, 0) + 1)
@@ -141,7 +142,7 @@ def index() -> int:
 
 
 def broadcast(value: Any) -> Any:
-    """Return the value (an array, or a pytree of them) of process 0. All processes must call it."""
+    """Return process 0's value: an array, or a pytree of arrays. All processes must call it."""
     if count() == 1:
         return value
     from jax.experimental import multihost_utils

@@ -132,7 +132,7 @@ def reset_profiler() -> None:
 
 
 def _start_trace(folder: str) -> None:
-    """Start JAX's trace, without the frames of Python functions, of which there are thousands a step."""
+    """Start JAX's trace without the frames of Python functions: a step has thousands."""
     options = jax.profiler.ProfileOptions()
     options.python_tracer_level = 0
     jax.profiler.start_trace(folder, profiler_options=options)
@@ -143,7 +143,7 @@ def cuda_profiler(output_file: str, output_mode: str | None = None, config: list
     """Raises UnsupportedError: nvprof is gone from CUDA.
 
     Use `profiler("GPU")`, or run the script under Nsight Systems.
-    """
+    """  # noqa: D401
     raise errors.UnsupportedError(
         "fluid.profiler.cuda_profiler drove nvprof, which current CUDA does not have: use "
         'fluid.profiler.profiler("GPU"), or run the script under Nsight Systems (nsys profile)'

@@ -109,7 +109,7 @@ class BarDisplay:
             self._end(self._tasks.pop(name), report)
 
     def _end(self, task: Any, report: dict[str, Any]) -> None:
-        """Leave the last state of a bar above the others, once: the next bar is drawn without it."""
+        """Print the last state of a bar above the running bars, once: the next bar is drawn without it."""
         if self._tasks:
             self._bars.remove_task(task)
             self.print_above(line_of(report))

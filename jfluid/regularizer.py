@@ -15,7 +15,7 @@ ParamGrad = tuple[Parameter, Variable | None]
 
 
 class WeightDecayRegularizer:
-    """Base class of regularizers: `regularizer(param, grad, block)` returns the gradient of its penalty."""
+    """Base class of regularizers: `regularizer(param, grad, block)` returns the gradient of the penalty."""
 
     def __init__(self, regularization_coeff: float = 0.0):
         self._regularization_coeff = float(regularization_coeff)

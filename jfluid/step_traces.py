@@ -1,4 +1,4 @@
-"""Traces of steps: what XLA runs, by the names of Fluid's operators, as events of the Trace Event format of Perfetto."""
+"""Traces of steps in Perfetto's Trace Event format: XLA's work by the names of Fluid's operators."""
 
 import contextlib
 import gzip

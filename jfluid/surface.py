@@ -266,7 +266,7 @@ NAMES = _read_table()
 
 
 def _read_modules() -> dict[str, list[str]]:
-    """The lines of `fluid_modules.txt`, without the path that each starts with, by path."""
+    """Return the lines of `fluid_modules.txt` by path, without the path that begins each line."""
     table: dict[str, list[str]] = {}
     for line in Path(__file__).with_name("fluid_modules.txt").read_text().splitlines():
         path, _, rest = line.partition(":" if ":" in line.split(" ", 1)[0] else " ")
@@ -390,7 +390,7 @@ def _is_module(path: str) -> bool:
 
 
 def _defined_elsewhere(path: str, name: str) -> Any:
-    """A name that Fluid defines in `path`, which here is in the package around it, at the top, or missing."""
+    """Return a name that Fluid defines in `path`, from the package around it or the top, or a `Missing`."""
     around = [""]
     if name not in NAMES.get(path, ()):
         around = [] if path.startswith(_APART) else [path.rpartition(".")[0], ""]
@@ -515,7 +515,7 @@ def install() -> None:
 
 
 def _import_beside_function(path: str) -> None:
-    """Import a module that shares its name with a function of its package.
+    """Import a module that has the name of a function in the same package.
 
     A later import would replace the function by the module.
     """

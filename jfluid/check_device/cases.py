@@ -108,7 +108,7 @@ def _read(given: Mapping[str, Any]) -> Any:
 
 
 class Computation:
-    """Case as a pure function of its arrays: outputs by slot, and gradients of their weighted sum by slot.
+    """Case as a pure function of arrays: outputs by slot, and gradients of the outputs' weighted sum by slot.
 
     Attributes:
         arguments: its arrays.

@@ -75,7 +75,7 @@ def check(devices: Devices) -> Iterator[Row]:
 
 
 def _timed(name: str, job: list[str]) -> Row:
-    """Return the time of a step and of its parts: the mean of the trainers."""
+    """Return the time of a step and of the step's parts: the mean of the trainers."""
     found = _run(job)
     if isinstance(found, str):
         return Row(SERVERS, name, "wrong", found)

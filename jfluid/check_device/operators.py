@@ -102,7 +102,7 @@ def _started(
     device: jax.Device,
     precision: str,
 ) -> tuple[Started, Started]:
-    """Lower cases for a device and for the CPU, and compile them while further cases are lowered.
+    """Lower cases for a device and for the CPU; compilation runs while further cases are lowered.
 
     The CPU's are compiled without optimisations.
     """
@@ -133,7 +133,7 @@ def _finish(started: Started) -> list[Any]:
 
 
 def difference(found: Any, wanted: Any, tolerance: float | None = None) -> str:
-    """Return the difference of two trees of arrays; "" where they are equal to rounding.
+    """Return the difference of two trees of arrays; "" where the trees are equal to rounding.
 
     Args:
         tolerance: of floating numbers, relative to the largest; by their type without it.

@@ -285,7 +285,7 @@ def check(devices: Devices) -> Iterator[Row]:
 
 
 def _difference(found: Sequence[LoDTensor], wanted: Sequence[LoDTensor]) -> str:
-    """Return the difference of the fetches of a program; "" where they are equal."""
+    """Return the difference of the fetches of a program; "" where the fetches are equal."""
     for i, (one, other) in enumerate(zip(found, wanted, strict=True)):
         if one.lod() != other.lod():
             return f"fetch {i}: lod {one.lod()}, on the CPU {other.lod()}"

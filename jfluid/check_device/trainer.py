@@ -70,7 +70,7 @@ def _losses(executor: Any, loss: Any, rows: int) -> dict[str, Any]:
 
 
 def _timed(executor: Any, loss: Any, ids: int) -> dict[str, Any]:
-    """Return the time of a step and of its parts."""
+    """Return the time of a step and of the step's parts."""
     batches = _batches(ids, 8)
 
     def run(steps: int) -> None:

@@ -37,7 +37,7 @@ def _actions(name: str) -> list[argparse.Action]:
 
 
 def _words(name: str) -> Iterator[str]:
-    """Return the options of a subcommand, and the choices of its positional arguments."""
+    """Return the options of a subcommand, and the choices of the positional arguments."""
     for action in _actions(name):
         yield from action.option_strings
         if not action.option_strings:

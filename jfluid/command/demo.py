@@ -81,7 +81,7 @@ def _check_libraries() -> None:
 
 
 def _copy(files: dict[str, Path], folder: Path) -> None:
-    """Copy missing files; files that are there already stay as they are."""
+    """Copy missing files; existing files stay unchanged."""
     for name, path in files.items():
         target = folder / name
         target.parent.mkdir(parents=True, exist_ok=True)

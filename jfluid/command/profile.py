@@ -15,7 +15,7 @@ _STEPS = "100:110"
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Run a script and profile some of its steps; returns the exit code: 1 where the script ends before them."""
+    """Run a script and profile some steps; return the exit code: 1 where the script ends before these steps."""
     own = list(arguments)
     after = own[own.index("--") + 1 :] if "--" in own else []
     options, others = arguments_parser().parse_known_args(own[: len(own) - len(after) - 1] if "--" in own else own)

@@ -145,7 +145,7 @@ class DatasetBase:
         raise NotImplementedError
 
     def _steps(self) -> int | None:
-        """Return the number of batches of an epoch; None where the files tell it when they are read."""
+        """Return the number of batches of an epoch; None if only reading the files tells it."""
         return None
 
     def _ready(self) -> list[str]:
@@ -222,7 +222,7 @@ class InMemoryDataset(DatasetBase):
 
     @property
     def parse_ins_id(self) -> bool:
-        """True if each line begins with the name of its record."""
+        """True if each line begins with the record's name."""
         return self._tags > 0
 
     def set_parse_ins_id(self, parse_ins_id: bool) -> None:
@@ -268,7 +268,7 @@ class InMemoryDataset(DatasetBase):
         self._loading = _Loading(self, files, threads)
 
     def wait_preload_done(self) -> None:
-        """Wait until all files are read. Errors are those of `load_into_memory`."""
+        """Wait until all files are read. Raises the errors of `load_into_memory`."""
         if self._loading is None:
             raise errors.DataError("wait_preload_done: call preload_into_memory first")
         loading, self._loading = self._loading, None

@@ -1,4 +1,4 @@
-"""State that the checks of a script share: its findings, and the meanings of its names."""
+"""State that the checks of a script share: findings, and the meanings of names."""
 
 import ast
 from collections.abc import Iterator

@@ -184,7 +184,7 @@ def _tool(python_3: bool) -> Any:
 
 
 def _without_tabs(line: str) -> str:
-    """Return a line with spaces for the tabs of its indentation, as Python 2 counts them."""
+    """Return a line with its indentation's tabs expanded to spaces, as Python 2 counts tabs."""
     start = len(line) - len(line.lstrip(" \t"))
     return line[:start].expandtabs(8) + line[start:]
 

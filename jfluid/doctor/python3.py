@@ -30,7 +30,7 @@ def examine(script: Script, trees: Sequence[tuple[int, ast.Module]], bound: set[
 
 
 class _Walker(Walker):
-    """Visitor that follows names bound to such results, through each function in the order of its lines."""
+    """Visitor that follows names bound to such results, through each function in line order."""
 
     def __init__(self, script: Script, bound: set[str]):
         super().__init__()

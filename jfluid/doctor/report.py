@@ -74,7 +74,7 @@ def show(diagnosis: Diagnosis, file: TextIO | None = None) -> None:
 
 
 def _grouped(found: Sequence[Finding]) -> list[tuple[list[str], Finding]]:
-    """Group equal findings, each with all of its places."""
+    """Group equal findings, each with the places of the group."""
     groups: dict[tuple[str, str], list[Finding]] = {}
     for finding in found:
         groups.setdefault((finding.happens, finding.do), []).append(finding)

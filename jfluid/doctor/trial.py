@@ -95,7 +95,7 @@ class Outcome:
 
 
 def run(script: str, arguments: Sequence[str], limits: Limits) -> Outcome:
-    """Run a script in a temporary copy of its folder.
+    """Run a script in a temporary copy of the script's folder.
 
     Raises DataError where there is no such script.
     """

@@ -11,7 +11,7 @@ from pydantic.fields import FieldInfo
 
 @dataclass(frozen=True)
 class Expected:
-    """Metadata of a type: description of its values in errors and on reference pages."""
+    """Metadata of a type: description of the type's values in errors and on reference pages."""
 
     words: str
 

@@ -51,7 +51,7 @@ def save(program: Program, model_path: str) -> None:
 
 
 def _prefix(model_path: str) -> str:
-    """Return the path without the ending of one of the three files. Raises UnsupportedError for an address."""
+    """Return the path without the suffix of a program or parameter file. Raises UnsupportedError for an address."""
     check_local(model_path)
     return next((model_path.removesuffix(s) for s in _SUFFIXES if model_path.endswith(s)), model_path)
 

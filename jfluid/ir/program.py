@@ -341,7 +341,7 @@ class Program:
         return self
 
     def refuse_acting(self) -> None:
-        """Raise UntrustedOperatorError if a loaded operator would act outside of its computation.
+        """Raise UntrustedOperatorError if a loaded operator would act outside of the computation.
 
         Operators that the caller allowed are exempt. Every way to run a program calls this first.
         """

@@ -47,8 +47,9 @@ class Schema(Protocol[Op]):
         """
 
     def draws(self, op_type: str) -> bool:
-        """Return True if operators of a type draw from a random stream; gradient operators share the stream of
-        the forward operator.
+        """Return True if operators of a type draw from a random stream.
+
+        Gradient operators share the stream of the forward operator.
         """
 
     def is_declared_wrong(self, name: str, ops: Iterable[Op]) -> bool:

@@ -35,7 +35,7 @@ class Streams:
             self.add(op)
 
     def add(self, op: _Op) -> None:
-        """Number an operator, unless it draws nothing or repeats a numbered one."""
+        """Assign a number to an operator, unless it draws nothing or repeats a numbered operator."""
         if schema.current().draws(op.type):
             name = (op.type, first_output(op))
             if name not in self._numbers:
@@ -43,13 +43,13 @@ class Streams:
                 self._counts[op.type] += 1
 
     def add_piece(self, op: _Op, piece: str, index: int) -> None:
-        """Number the operator that initializes variable `piece`, piece `index` of the output of `op`."""
+        """Assign a number to the operator that initializes `piece`, piece `index` of the output of `op`."""
         whole = self._numbers.get((op.type, first_output(op)))
         if whole is not None:
             self._numbers[op.type, piece] = f"{whole}.{index}"
 
     def uid(self, op_type: str, output: str) -> int:
-        """Return 32 bits that identify the stream of the operator of a type whose first output is `output`.
+        """Return 32 bits that identify the stream of the operator with this type and first output.
 
         Without a number, as for an operator that a pass put into the program, the output's name is hashed.
         """
@@ -64,9 +64,7 @@ class Streams:
         return twin
 
     def deviations(self, ops: Iterable[_Op]) -> list[tuple[str, str, str | None]]:
-        """Return (type, first output, number) of each random operator whose number differs from the number after
-        saving and loading the program.
-        """
+        """Return (type, first output, number) of each random operator that saving and loading would renumber."""
         ops, found = list(ops), []
         plain = Streams(ops)
         for op in _as_made(ops):

@@ -1,4 +1,4 @@
-"""The launcher's lines in the job's record: the job, and starts, exits and failures of its processes."""
+"""The launcher's lines in the job's record: the job, and starts, exits and failures of processes."""
 
 import os
 import platform

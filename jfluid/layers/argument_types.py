@@ -94,7 +94,7 @@ def _table() -> dict[str, list[_Rule]]:
 
 
 def _checked(function: Callable[..., Any], rules: Sequence[_Rule]) -> Callable[..., Any]:
-    """Wrap `function` with checks of its arguments, in the order of its parameters."""
+    """Wrap `function` with checks of the arguments, in the order of the parameters."""
 
     @functools.cache  # when the layer is first used
     def wanted() -> list[tuple[int, str, bool, _Rule]]:

@@ -134,7 +134,7 @@ def is_array(inputs: list[Any], layer: str) -> bool:
 
 
 def lod_rank_table(x: Variable, level: int = 0) -> Variable:
-    """Return the rank table of the sequences of `x` on a level of its LoD: longest sequence first."""
+    """Return the rank table of the sequences of `x` on a level of the LoD: longest sequence first."""
     helper = LayerHelper("lod_rank_table")
     table = helper.create_variable(type=VarType.LOD_RANK_TABLE, name=helper.name)
     table.lod_level = level  # its arrays have the levels below

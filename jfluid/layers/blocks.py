@@ -10,7 +10,7 @@ from jfluid.ir.variable import Variable
 
 
 def captured(block: Block) -> tuple[list[str], list[str]]:
-    """Return the outer variables of a block: (names read before they are written, names written)."""
+    """Return the outer variables of a block: (names read before a write, names written)."""
     reads: set[str] = set()
     written: set[str] = set()
     for op in block.ops:

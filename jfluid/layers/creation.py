@@ -66,7 +66,11 @@ def integers(
 
 
 def integer(value: Any, what: str) -> int:
-    """Return `value` as an integer, or raise AttributeTypeError; the message begins with `what`."""
+    """Return `value` as an integer, or raise AttributeTypeError.
+
+    Args:
+        what: the beginning of the message.
+    """
     try:
         return as_integer(value)
     except TypeError:
@@ -283,7 +287,7 @@ def ones(shape: Integers, dtype: Any, force_cpu: bool = False) -> Variable:
 
 
 def zeros_like(x: Variable, out: Variable | None = None) -> Variable:
-    """Return zeros of the shape and dtype of `x`; write them into `out` if given."""
+    """Return zeros of the shape and dtype of `x`, written into `out` if given."""
     return into(out, "fill_zeros_like", {"X": x}, layer="zeros_like", stop_gradient=True)
 
 

@@ -136,7 +136,7 @@ class Uniform(_TwoParameters):
 
 
 def _aligned(operation: str, x: Variable, y: Variable) -> Variable:
-    """Return x (op) y for a `y` whose shape is a suffix of the shape of `x`."""
+    """Return x (op) y, where the shape of `y` is a suffix of the shape of `x`."""
     return emit(f"elementwise_{operation}", {"X": x, "Y": y}, {"axis": -1})
 
 

@@ -107,7 +107,7 @@ def gather(input: Variable, index: Variable, overwrite: bool = True) -> Variable
 
 
 def gather_nd(input: Variable, index: Variable, name: str | None = None) -> Variable:
-    """Gather slices of `input` at coordinates of its leading dimensions.
+    """Gather slices of `input` at coordinates of the leading dimensions.
 
     Args:
         input: tensor.

@@ -1,3 +1,5 @@
-"""Machine code of our own for steps on CPUs: `*_kernels.py` write it down for LLVM, `functions.py` makes
-it for this machine and makes it known to XLA, and the other modules say for which arrays a step calls it.
+"""LLVM kernels for steps on CPUs.
+
+`*_kernels.py` write the kernels in LLVM IR. `functions.py` compiles them for this processor and registers them
+with XLA. The other modules decide for which shapes a step calls a kernel.
 """

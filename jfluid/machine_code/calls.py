@@ -1,6 +1,7 @@
-"""The only way to call functions of machine code from a step: what a function reads and writes is held against
-the arrays that it is given, when the step is traced. Shapes do not change after that; values that say where to
-read are bounded where they are read.
+"""Checked calls of LLVM kernels from a step: the only way to call a kernel.
+
+A call checks the kernel's extents against its arrays while the step is traced; shapes are static after that.
+Indices in arrays are bounded where a kernel reads them.
 """
 
 import functools
@@ -26,15 +27,15 @@ def call(
     made: Sequence[tuple[Sequence[int], Any]],
     **options: Any,
 ) -> Sequence[Array]:
-    """Call a function of machine code.
+    """Call a kernel.
 
     Args:
-        given: its arrays.
-        numbers: its numbers by name.
+        given: the input arrays.
+        numbers: the geometry: numbers by name.
         made: shape and dtype of each result.
         options: of `jax.ffi.ffi_call`.
 
-    Raises ShapeError for arrays or numbers beside which the function would read or write.
+    Raises ShapeError for arrays or numbers with which the kernel would access memory out of bounds.
     """
     results = [jax.ShapeDtypeStruct(tuple(shape), kind) for shape, kind in made]
     names = functions.writer(name).GEOMETRY
@@ -47,9 +48,9 @@ def call(
 
 
 def checked(name: str, numbers: Sequence[int]) -> Extents:
-    """Return what a function reads and writes with these numbers, in its order.
+    """Return the extents of a kernel for its geometry, in the kernel's order.
 
-    Raises ShapeError for numbers that it is not made for.
+    Raises ShapeError for a geometry that the kernel does not support.
     """
     found = _checked(name, tuple(numbers))
     if isinstance(found, str):

@@ -1,8 +1,7 @@
-"""Sums over all rows of a matrix for each of its columns, the channels of images, on CPUs as loops over
-registers, for LLVM: mean and squared deviations, and what a normalisation's gradient needs.
+"""LLVM kernels that reduce the rows of a matrix for each column: channels of images with channels last.
 
-A chunk of the rows stays in a core's cache, so that what is summed about its own mean is read from
-memory once.
+The reductions are the mean, the squared deviations and the two sums of a normalisation's gradient.
+A chunk of the rows fits a core's cache: the second pass, over deviations from the chunk's mean, reads no memory.
 """
 
 from collections.abc import Callable
@@ -27,18 +26,18 @@ Add = Callable[[Any, list[list[Any]]], None]
 
 
 def name(kind: str, width: int) -> str:
-    """Return the name of the function of a kind for `width` channels at a time."""
+    """Return the name of the kernel of a kind for `width` channels at a time."""
     return f"jfluid_direct_channel_{kind}_{width}"
 
 
 def names() -> list[str]:
-    """Return the names of all functions; none where this code is not known to be faster than XLA's."""
+    """Return the names of all kernels; none on processors where the kernels are not known to be faster than XLA."""
     fast = processor.has_vectors()
     return [name(kind, width) for kind in KINDS for width in WIDTHS] if fast else []
 
 
 def write(module: Module) -> None:
-    """Write down the functions of all names."""
+    """Write all kernels."""
     for kind, part in zip(KINDS, (_moments, _products)):
         for width in WIDTHS:
             chunk = _chunk(module, kind, width, part)
@@ -46,7 +45,7 @@ def write(module: Module) -> None:
 
 
 def extents(name_: str, n: Any) -> Extents:
-    """Return what a function reads and writes with these numbers."""
+    """Return the extents of a kernel for the geometry `n`."""
     kind, width = next((k, w) for k in KINDS for w in WIDTHS if name(k, w) == name_)
     groups = n.chunks // n.each if n.each else 0
     sizes = {"x": n.rows * n.channels, "y": n.rows * n.channels, "means": groups * n.channels}
@@ -60,7 +59,7 @@ def extents(name_: str, n: Any) -> Extents:
 
 
 def _chunk(module: Module, kind: str, width: int, part: Any) -> Any:
-    """Sums of a chunk of the rows, into out [chunks, 2, channels]."""
+    """Write the kernel that reduces a chunk of the rows into out [chunks, 2, channels]."""
     f = xla_tasks.begin_chunk(module, name(kind, width), (*KINDS[kind], "out"), GEOMETRY)
     v, b = f.v, f.b
     v["first"], v["end"] = (
@@ -79,7 +78,7 @@ def _chunk(module: Module, kind: str, width: int, part: Any) -> Any:
 
 
 def _over_rows(f: Function, count: int, vectors: int, add: Add) -> list[list[Any]]:
-    """Return `count` sums of so many vectors, to which `add` adds those of each row."""
+    """Return `count` accumulators of `vectors` vectors; `add` adds a row to the accumulators."""
     v, b = f.v, f.b
     lines = _SUMS // vectors
     sums = [[[f.variable(_FLOATS, _ZERO) for _ in range(vectors)] for _ in range(count)] for _ in range(lines)]
@@ -112,7 +111,7 @@ def _add(f: Function, place: Any, value: Any) -> None:
 
 
 def _moments(f: Function, column: Any, vectors: int) -> list[list[Any]]:
-    """The mean of the chunk's rows of x, and the sums of squared differences from it."""
+    """Compute the mean of the chunk's rows of x, and the sums of squared deviations from the mean."""
     b = f.b
 
     def values(row: Any, sums: list[list[Any]]) -> None:
@@ -132,7 +131,7 @@ def _moments(f: Function, column: Any, vectors: int) -> list[list[Any]]:
 
 
 def _products(f: Function, column: Any, vectors: int) -> list[list[Any]]:
-    """The sums of y, and of y times what x is above the means."""
+    """Compute the sums of y and of y * (x - mean)."""
     b = f.b
     group = f.product(b.sdiv(f.v["chunk"], f.v["each"]), f.v["channels"])
     given = f.at(f.v["means"], group, column)

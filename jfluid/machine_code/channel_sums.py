@@ -1,7 +1,7 @@
-"""Sums over images with channels last, for each channel and each group of rows, on CPUs by machine code of our own
-(`channel_kernels.py`), for the shapes that it is faster for than XLA's reductions.
+"""Dispatch of reductions over images with channels last to LLVM kernels (`channel_kernels.py`).
 
-XLA writes down what a channel is above its mean to sum its squares, and reads images once for each sum.
+A kernel reduces each channel of each group of rows. The dispatch takes the shapes for which the kernel is faster
+than XLA's reduction: XLA writes the deviations to memory before it squares them, and reads images once for each sum.
 """
 
 import functools
@@ -22,8 +22,11 @@ _FEWEST = 1 << 16  # numbers: fewer are summed sooner than threads wake up
 
 @functools.partial(jax.jit, static_argnums=1, inline=inlining.EARLY)  # traced once for images of one shape
 def moments(x: Array, groups: int) -> tuple[Array, Array]:
-    """Return the mean and the biased variance of each channel of x, [..., channels], in each group of
-    rows: [groups, channels].
+    """Return the mean and the biased variance of each channel in each group of rows: [groups, channels].
+
+    Args:
+        x: [..., channels].
+        groups: number of groups of rows.
     """
     found = _call("moments", groups, x)
     rows, count = math.prod(x.shape[:-1]) // groups, found.shape[1]
@@ -36,8 +39,7 @@ def moments(x: Array, groups: int) -> tuple[Array, Array]:
 
 @functools.partial(jax.jit, static_argnums=3, inline=inlining.EARLY)
 def products(grad: Array, x: Array, mean: Array, groups: int) -> tuple[Array, Array]:
-    """Return the sums of `grad`, and of `grad` times what x is above `mean`, of each channel in each
-    group of rows: [groups, channels].
+    """Return the sums of `grad` and `grad * (x - mean)` of each channel in each group of rows: [groups, channels].
 
     Args:
         grad, x: [..., channels].
@@ -48,12 +50,12 @@ def products(grad: Array, x: Array, mean: Array, groups: int) -> tuple[Array, Ar
 
 
 def suits(x: Array) -> bool:
-    """Return whether sums over x, [..., channels], should be computed here."""
+    """Return True if reductions over x, [..., channels], should run here."""
     return x.dtype == np.float32 and x.shape[-1] >= min(WIDTHS) and x.size >= _FEWEST and functions.images_registered()
 
 
 def _call(kind: str, groups: int, x: Array, *others: Array) -> Array:
-    """Call a function for images and other arrays; gives [groups, chunks of each, 2, channels]."""
+    """Call a kernel for images and further arrays; return [groups, chunks of each, 2, channels]."""
     channels = x.shape[-1]
     rows = x.size // channels
     chunks = min(rows // groups, -(-x.size * 4 // _CHUNK // groups))  # of each group

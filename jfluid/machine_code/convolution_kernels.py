@@ -1,7 +1,7 @@
-"""Convolutions on CPUs and their gradients as loops over registers, for LLVM.
+"""LLVM kernels of convolutions and their gradients.
 
-All arithmetic is in tiles: functions that add up products of some numbers of one array and vectors of
-another. In a convolution the numbers are of neighbouring columns and the vectors are filters; in a
+All arithmetic is in register tiles: functions that add up products of numbers of one array and vectors of
+the second array. In a convolution the numbers are of neighbouring columns and the vectors are filters; in a
 filter's gradient the numbers are of a window and the vectors are gradients. Around a tile are loops
 over the rows of an image.
 """
@@ -42,17 +42,17 @@ GEOMETRY = (
 
 
 def name(kind: str) -> str:
-    """Return the name of the function of a kind."""
+    """Return the name of the kernel of a kind."""
     return f"jfluid_direct_convolution_{kind}"
 
 
 def names() -> list[str]:
-    """Return the names of the functions; none where this code is not known to be faster than XLA's."""
+    """Return the names of all kernels; none on processors where the kernels are not known to be faster than XLA."""
     return [name(kind) for kind in KINDS] if processor.has_vectors() else []
 
 
 def write(module: Module) -> None:
-    """Write down the functions of all names."""
+    """Write all kernels."""
     columns, numbers = (
         {
             (count, lanes): tile(module, kind, count, lanes)
@@ -66,7 +66,7 @@ def write(module: Module) -> None:
 
 
 def extents(name_: str, n: Any) -> Extents:
-    """Return what a function reads and writes with these numbers."""
+    """Return the extents of a kernel for the geometry `n`."""
     kind = next(k for k in KINDS if name(k) == name_)
     images = Array(n.images * n.height * n.width * n.channels)
     filters = Array(n.window_height * n.window_width * n.channels * n.filters)
@@ -102,11 +102,13 @@ def extents(name_: str, n: Any) -> Extents:
 
 
 def tile(module: Module, kind: str, count: int, lanes: tuple[int, ...]) -> Any:
-    """Adds to vectors of `out` [count], or sets them unless `adds`, the sums over two loops, `outer` and
-    `inner`, of `numbers` times vectors of `others`: side by side, but for the one that begins at `last`.
+    """Write the register tile: `count` numbers times several vectors of columns, summed over two loops.
 
-    The numbers of a sum are `apart` from those of the next and `step` from one to the next in `inner`. Of
-    `columns` the step is 1, of `numbers` they are 1 apart: places that are known need no arithmetic.
+    The loops are `outer` and `inner`; the factors are `numbers` and vectors of `others`. The tile adds the sums to
+    `out` [count], or stores the sums unless `adds`. Vectors lie side by side; only the last vector begins at `last`.
+
+    `apart` is the distance between rows of the tile in `numbers`, `step` the distance between iterations of `inner`.
+    Tiles of kind `columns` have step 1, tiles of kind `numbers` have apart 1: constants need no arithmetic.
     """
     lengths = "apart step outer numbers_outer others_outer inner others_inner pitch last".split()
     pointers = dict.fromkeys(("numbers", "others", "out"), POINTER)
@@ -165,7 +167,7 @@ def tile(module: Module, kind: str, count: int, lanes: tuple[int, ...]) -> Any:
 
 
 def _chunk(module: Module, kind: str) -> tuple[Function, dict[str, Any]]:
-    """A function that computes a part of the result, and what it is given: the geometry too."""
+    """Begin the kernel of a chunk of the result; return the kernel and its values: arguments and derived sizes."""
     f = xla_tasks.begin_chunk(module, name(kind), ("x", "y", "out"), GEOMETRY)
     v = f.v
     v["window"] = f.product(v["window_width"], v["channels"])  # numbers in a row of it
@@ -177,7 +179,10 @@ def _chunk(module: Module, kind: str) -> tuple[Function, dict[str, Any]]:
 
 
 def _bordered(f: Function, image: Any, first: Any, rows: Any) -> Any:
-    """A pointer to the rows of an image, `pitch` numbers each, that output rows from `first` need."""
+    """Return a pointer to the input rows, of `pitch` numbers each, that output rows from `first` on need.
+
+    Unless `direct`, the rows are copied to scratch memory with a border of zeros.
+    """
     v, b, bytes_ = f.v, f.b, I64(4)
     x = f.at(v["x"], f.product(image, v["height"], v["width"], v["channels"]))
     above = f.product(first, v["down"])
@@ -206,8 +211,9 @@ def _bordered(f: Function, image: Any, first: Any, rows: Any) -> Any:
 
 @contextlib.contextmanager
 def _parts(f: Function, counts: Any, tiles: Any) -> Iterator[Any]:
-    """A loop over the parts of the filters: gives the first filter of each, where its last vector is from
-    there, and the tiles of each size with how much they compute at a time.
+    """Loop over blocks of the filters; yield the first filter, the offset of the last vector, and the tiles by size.
+
+    A tile comes with its count: how many rows it computes.
     """
     v, b, lanes = f.v, f.b, I64(LANES)
     vectors = b.sdiv(f.sum(v["filters"], I64(LANES - 1)), lanes)
@@ -240,8 +246,10 @@ def _parts(f: Function, counts: Any, tiles: Any) -> Iterator[Any]:
 
 
 def _forward(module: Module, tiles: Any) -> Any:
-    """A band of an image's rows: x [images, height, width, channels], y [window_height, window_width,
-    channels, filters], out [images, rows, columns, filters].
+    """Write the forward kernel; a chunk is a band of an image's rows.
+
+    Arrays: x [images, height, width, channels], y [window_height, window_width, channels, filters],
+    out [images, rows, columns, filters].
     """
     f, v = _chunk(module, "forward")
     b = f.b
@@ -268,8 +276,10 @@ def _forward(module: Module, tiles: Any) -> Any:
 
 
 def _gradient(module: Module, tiles: Any) -> Any:
-    """The gradient of a filter from a part of the images: x as above, y [images, rows, columns,
-    filters], out [chunks, window_height, window_width, channels, filters].
+    """Write the kernel of the filter's gradient; a chunk is a part of the images.
+
+    Arrays: x as in `_forward`, y [images, rows, columns, filters],
+    out [chunks, window_height, window_width, channels, filters].
     """
     f, v = _chunk(module, "gradient")
     b, one = f.b, I64(1)
@@ -304,10 +314,13 @@ def _gradient(module: Module, tiles: Any) -> Any:
 
 
 def _images(module: Module, tiles: Any) -> Any:
-    """The gradient of an image: x [images, height, width, channels] that of the convolution's result, y
-    [window_height, window_width, channels, filters], whose channels are the convolution's filters, out
-    [images, rows, columns, filters]. What a row of x gives to one place of the windows is added where it
-    belongs: nothing is multiplied by borders of zeros.
+    """Write the kernel of the image's gradient; a chunk is an image.
+
+    Arrays: x [images, height, width, channels], the gradient of the convolution's result;
+    y [window_height, window_width, channels, filters], where channels are the convolution's filters;
+    out [images, rows, columns, filters].
+
+    The kernel scatters the product of a row of x and a row of the window to the output. It multiplies no zero border.
     """
     f, v = _chunk(module, "images")
     b, one, bytes_ = f.b, I64(1), I64(4)

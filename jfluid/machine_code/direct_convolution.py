@@ -1,8 +1,8 @@
-"""Convolutions of images with channels last by machine code of our own (`convolution_kernels.py`), for the
-shapes that it is faster for than XLA's library.
+"""Dispatch of convolutions with channels last to LLVM kernels (`convolution_kernels.py`).
 
-The library copies the windows of an image side by side for a matrix product, and turns images and
-gradients round for the gradient of a filter. Here images are read as they are.
+The dispatch takes the shapes for which a kernel is faster than XLA's library. The library copies windows of the
+image (im2col) for a GEMM, and transposes images and gradients for the gradient of a filter. The kernels read
+images in place.
 """
 
 import functools
@@ -98,8 +98,9 @@ def of_images(grad: Array, w: Array, low: Sequence[int], sizes: Sequence[int]) -
 
 
 def _side_by_side(places: int, filters: int) -> int:
-    """The vectors that filters of all places in a row of a window fill, if that is fewer than those of each
-    place by itself; otherwise 0.
+    """Return the number of vectors that the filters of a whole row of the window fill, side by side.
+
+    0 unless that is fewer than the vectors of each place of the window apart, and a kernel has rows for the number.
     """
     vectors = -(-places * filters // LANES)
     fewer = vectors < places * -(-filters // LANES)
@@ -107,11 +108,12 @@ def _side_by_side(places: int, filters: int) -> int:
 
 
 def overlap(parts: Array, low: Sequence[int], sizes: Sequence[int]) -> Array | None:
-    """Return images, [batch, height, width, channels], that are the sums of windows where these overlap;
-    None if XLA should add them.
+    """Return images, [batch, height, width, channels]: the sum of overlapping windows (col2im).
+
+    None if XLA should add the windows.
 
     Args:
-        parts: what windows at each position have, [batch, rows, columns, height and width of the window,
+        parts: values of the window at each position, [batch, rows, columns, height and width of the window,
             channels].
         low: how many rows and columns of the first window are before the image.
         sizes: of the image.
@@ -128,11 +130,11 @@ def overlap(parts: Array, low: Sequence[int], sizes: Sequence[int]) -> Array | N
 
 
 def suits(x: Array, w: Array, filters: int, size: int, columns: int) -> bool:
-    """Return whether images should be convolved here.
+    """Return True if images should be convolved here.
 
     Args:
         x: [batch, height, width, channels].
-        w: the filter; or of a gradient, that of the result.
+        w: the filter; for a gradient, the gradient of the result.
         size: of the filter.
         columns: of the result.
     """
@@ -148,7 +150,7 @@ def suits(x: Array, w: Array, filters: int, size: int, columns: int) -> bool:
 
 
 def suits_gradient(x: Array, grad: Array, kernel: Sequence[int]) -> bool:
-    """Return whether the gradient of a filter should be computed here.
+    """Return True if the gradient of a filter should be computed here.
 
     Args:
         x: [batch, height, width, channels].
@@ -221,15 +223,17 @@ def _called(
     shape: tuple[int, ...],
     summed: bool,
 ) -> Array:
-    """Call the function of a name; `summed` gives the sum of the parts along the first dimension."""
+    """Call a kernel; `summed` adds up the parts along the first dimension."""
     out = calls.call(name, (x, y), dict(numbers), [(shape, np.float32)])[0]
     # Written out: XLA's reduction of few large parts takes ten times as long.
     return functools.reduce(jnp.add, list(out)) if summed else out
 
 
 def expect(filters: Iterable[Sequence[int]]) -> None:
-    """Make the machine code known, if filters of these shapes, [filters, channels, height, width], may be
-    convolved with here.
+    """Register the kernels if convolutions with filters of these shapes may be dispatched here.
+
+    Args:
+        filters: shapes [filters, channels, height, width].
     """
     shapes = [shape for shape in filters if len(shape) == 4 and shape[0] >= LANES]
     if shapes:

@@ -1,4 +1,4 @@
-"""GRUs over sequences, and their gradients, by machine code of our own (`gru_kernels.py`)."""
+"""Dispatch of GRUs over sequences, and their gradients, to LLVM kernels (`gru_kernels.py`)."""
 
 import functools
 from collections.abc import Sequence
@@ -26,12 +26,12 @@ def _numbers(form: GruForm, sizes: Sizes, gates: Panels, candidate: Panels) -> d
 
 
 def suits(x: Array, arrays: GruArrays) -> bool:
-    """Return whether a GRU over rows should be computed here."""
+    """Return True if a GRU over rows should run here."""
     return direct_loops.suits(arrays.h0.shape[1], x, *arrays)
 
 
 def over_sequences(x: Array, level: Level, arrays: GruArrays, form: GruForm) -> Array:
-    """Return hidden states [rows, width]. Rows of padding are copies of some row."""
+    """Return hidden states [rows, width]. Padding rows copy a row."""
     return _over_places(form, x, arrays, direct_loops.places(level, x.shape[0]))
 
 
@@ -70,7 +70,7 @@ def _forward(
     h0: Array,
     places: Array,
 ) -> Sequence[Array]:
-    """Hidden states, and gates with candidates, of rows, or of batches of rows that share weights."""
+    """Compute hidden states, and gates with candidates, for rows or for batches of rows that share weights."""
     sizes, panels = Sizes.of(x, h0), (Panels.of(to_gates), Panels.of(to_candidate))
     arrays, numbers = (
         (x, *(p.array for p in panels), bias, h0, places),
@@ -81,8 +81,10 @@ def _forward(
 
 
 def _backward(form: GruForm, to_gates: Array, to_candidate: Array, *others: Array) -> Sequence[Array]:
-    """Gradients of x, of its gates and of its candidates, states before each row, these as they were
-    reset, sums of the bias's gradients, [groups, 3 width] of each batch, the gradient of h0.
+    """Compute the gradients of a GRU.
+
+    Returns gradients of x, of the gates and of the candidates; the state before each row, and this state times the
+    reset gate; sums of the bias's gradients, [groups, 3 width] of each batch; the gradient of h0.
     """
     gates, hidden, h0, grad, places = others
     sizes, panels = Sizes.of(gates, h0), (Panels.of(to_gates.T), Panels.of(to_candidate.T))

@@ -1,7 +1,7 @@
-"""Loops over the steps of sequences by machine code of our own (`sequence_kernels.py`).
+"""Dispatch of loops over the steps of sequences to LLVM kernels (`sequence_kernels.py`).
 
-XLA runs a loop over time as a program of small products and elementwise operations, all of which
-threads have to meet at, in every step. Here a thread takes some sequences through all steps.
+XLA runs a loop over time as a program of small GEMMs and elementwise operations, with a barrier of all
+threads after each operation. A kernel's thread takes a group of sequences through all steps, without barriers.
 """
 
 import math
@@ -30,7 +30,7 @@ _GROUPS, _FEWEST = 8, 2
 
 @dataclass(frozen=True)
 class Panels:
-    """A matrix as products want it: `PANEL` vectors of columns after the other, if it is so many.
+    """A matrix packed for the GEMM: panels of `PANEL` vectors of columns, unless the columns are no multiple.
 
     Attributes:
         pitch: numbers from a row of a panel to the next.
@@ -67,12 +67,12 @@ class Sizes:
 
     @classmethod
     def of(cls, rows: Array, h0: Array) -> "Sizes":
-        """Those of arrays [..., rows, n width] and [..., number, width]."""
+        """Return the sizes for arrays of shapes [..., rows, n width] and [..., number, width]."""
         return cls(rows.shape[:-2], rows.shape[-2], *h0.shape[-2:])
 
     @property
     def group(self) -> int:
-        """How many sequences are a chunk of the work."""
+        """Number of sequences in a chunk."""
         wanted = MOST_ROWS if self.width > _WIDE else -(-self.number // _GROUPS)
         return min(self.number, MOST_ROWS, max(_FEWEST, wanted))
 
@@ -81,23 +81,24 @@ class Sizes:
         return -(-self.number // self.group)
 
     def of_rows(self, numbers: int) -> tuple[int, ...]:
-        """The shape of an array of rows, so many times as wide as a state."""
+        """Return the shape of an array of rows, `numbers` times as wide as a state."""
         return (*self.batches, self.rows, numbers * self.width)
 
     def of_sequences(self) -> tuple[int, ...]:
-        """The shape of a state of each sequence."""
+        """Return the shape of a state of each sequence."""
         return (*self.batches, self.number, self.width)
 
     def of_sums(self, numbers: int) -> tuple[int, ...]:
-        """The shape of sums over each chunk."""
+        """Return the shape of sums over each chunk."""
         return (self.groups, *self.batches, numbers * self.width)
 
     def numbers(self, memory: int, backwards: bool, others: Mapping[str, int]) -> dict[str, int]:
-        """The numbers of a call by name.
+        """Return the geometry of a call: numbers by name.
 
         Args:
-            memory: float32 of it that a thread needs, for each number of the state of a group.
-            others: the numbers that are not of all loops.
+            memory: float32 of scratch memory for each number of a group's state.
+            backwards: True for the reversed direction.
+            others: numbers that only this kernel has.
         """
         batches = math.prod(self.batches)
         return {
@@ -115,7 +116,7 @@ class Sizes:
 
 
 def suits(width: int, x: Array, *others: Array) -> bool:
-    """Return whether a loop over rows x [rows, ...] should run here, by the width of its states and all its arrays."""
+    """Return True if a loop over rows x [rows, ...] should run here, by state width, dtypes and numbers of rows."""
     return (
         all(a.dtype == np.float32 for a in (x, *others))
         and width % LANES == 0
@@ -126,8 +127,9 @@ def suits(width: int, x: Array, *others: Array) -> bool:
 
 
 def offsets(level: Level, rows: int) -> Array:
-    """Return the offsets of sequences as machine code may follow them, int32 [number + 1]: from 0, none less than the
-    one before, up to `rows` at most. Of others, which may come from data, all sequences are empty. Raises ShapeError
+    """Return offsets that a kernel may follow safely, int32 [number + 1]: from 0, not decreasing, at most `rows`.
+
+    Offsets that break these bounds, which may come from data, become 0: all sequences are empty. Raises ShapeError
     for sequences of one length that do not fit.
     """
     if level.uniform:
@@ -140,7 +142,13 @@ def offsets(level: Level, rows: int) -> Array:
 
 
 def places(level: Level, rows: int, time_major: bool = False) -> Array:
-    """What `sequence_kernels` wants to know of sequences of so many rows; `time_major` is that of `LstmForm`."""
+    """Return the table of sequences that `sequence_kernels` reads: order, first rows, lengths and the total of rows.
+
+    Args:
+        level: the sequences.
+        rows: number of rows of the array.
+        time_major: see `LstmForm`.
+    """
     known = offsets(level, rows)
     lengths = level.lengths if level.uniform else known[1:] - known[:-1]
     order = jnp.argsort(-lengths)
@@ -150,7 +158,7 @@ def places(level: Level, rows: int, time_major: bool = False) -> Array:
 
 
 def kind(activation: str) -> int:
-    """The number of an activation."""
+    """Return the number of an activation."""
     return vector_functions.KINDS.index(activation or "identity")
 
 
@@ -162,12 +170,12 @@ def over_rows(x: Array, grad: Array) -> Array:
 def call(
     name: str, given: Sequence[Array], numbers: Mapping[str, int], shapes: Sequence[Sequence[int]]
 ) -> Sequence[Array]:
-    """Call a function of machine code that gives arrays of float32 of these shapes."""
+    """Call a kernel with float32 results of these shapes."""
     return calls.call(name, given, numbers, [(shape, np.float32) for shape in shapes])
 
 
 def mapped(function: Callable[..., Sequence[Array]], settings: Any, shared: int) -> Any:
-    """A function of one batch, which `jax.vmap` makes one call of for all batches.
+    """Wrap a function of one batch so that `jax.vmap` makes a single call for all batches.
 
     Args:
         settings: the function's first argument, no array.

@@ -1,4 +1,4 @@
-"""LSTMs over sequences, and their gradients, by machine code of our own (`lstm_kernels.py`)."""
+"""Dispatch of LSTMs over sequences, and their gradients, to LLVM kernels (`lstm_kernels.py`)."""
 
 import functools
 from collections.abc import Sequence
@@ -24,12 +24,12 @@ def _numbers(form: LstmForm, sizes: Sizes, panels: Panels) -> dict[str, int]:
 
 
 def suits(x: Array, arrays: LstmArrays) -> bool:
-    """Return whether an LSTM over rows should be computed here."""
+    """Return True if an LSTM over rows should run here."""
     return direct_loops.suits(arrays.weight.shape[0], x, *arrays)
 
 
 def over_sequences(x: Array, level: Level, arrays: LstmArrays, form: LstmForm) -> tuple[Array, Array]:
-    """Return hidden states and cells, [rows, width]. Rows of padding are copies of some row."""
+    """Return hidden states and cells, [rows, width]. Padding rows copy a row."""
     return _over_places(form, x, arrays, direct_loops.places(level, x.shape[0], form.time_major))
 
 
@@ -66,7 +66,7 @@ def _forward(
     c0: Array,
     places: Array,
 ) -> Sequence[Array]:
-    """Hidden states, cells and gates of rows, or of batches of rows that share weights."""
+    """Compute hidden states, cells and gates for rows or for batches of rows that share weights."""
     sizes, panels = Sizes.of(x, h0), Panels.of(weight)
     shapes = [sizes.of_rows(n) for n in (1, 1, 4)]
     arrays, numbers = (x, panels.array, bias, h0, c0, places), _numbers(form, sizes, panels)
@@ -74,8 +74,10 @@ def _forward(
 
 
 def _backward(form: LstmForm, weight: Array, bias: Array, *others: Array) -> Sequence[Array]:
-    """Gradients of x, hidden states before each row, sums of the bias's gradients, [groups, 7 width] of
-    each batch, gradients of h0 and c0.
+    """Compute the gradients of an LSTM.
+
+    Returns the gradient of x; hidden states before each row; sums of the bias's gradients, [groups, 7 width] of each
+    batch; the gradients of h0 and c0.
     """
     gates, cells, hidden, h0, c0, grad_hidden, grad_cells, places = others
     sizes, panels = Sizes.of(gates, h0), Panels.of(weight.T)

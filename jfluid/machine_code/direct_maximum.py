@@ -1,5 +1,6 @@
-"""The largest numbers of the rows of sequences by machine code of our own (`pool_kernels.py`), which reads
-rows where they lie, once: XLA pads them, and looks for the number and then for its row.
+"""Dispatch of max-pooling over sequences to an LLVM kernel (`pool_kernels.py`).
+
+The kernel reads each row once, in place. XLA pads the rows, searches the maximum and then its row.
 """
 
 import functools
@@ -19,7 +20,7 @@ _GROUPS = 8
 
 
 def suits(x: Array, level: Level) -> bool:
-    """Return whether the maximum of x [rows, columns] should be computed here."""
+    """Return True if the maximum of x [rows, columns] should be computed here."""
     return (
         x.ndim == 2
         and x.dtype == np.float32
@@ -30,8 +31,9 @@ def suits(x: Array, level: Level) -> bool:
 
 
 def over_sequences(x: Array, level: Level) -> tuple[Array, Array]:
-    """Return the largest number of each column of each sequence and int32 its row, the first of several,
-    [number, columns]; 0 and -1 of a sequence without rows.
+    """Return the maximum of each column of each sequence and its first row in int32: two arrays [number, columns].
+
+    The results of a sequence without rows are 0 and -1.
     """
     return _over_offsets(x.shape[0], x, direct_loops.offsets(level, x.shape[0]))
 

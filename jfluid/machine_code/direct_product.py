@@ -1,6 +1,4 @@
-"""Products of two matrices by machine code of our own (`product_kernels.py`), for the shapes that it is
-faster for than XLA's library.
-"""
+"""Dispatch of GEMMs to LLVM kernels (`product_kernels.py`), for the shapes where XLA's library is slower."""
 
 import functools
 import itertools
@@ -95,15 +93,16 @@ def _sizes(x: Array, y: Array, over: tuple[int, int]) -> tuple[int, int, int]:
 
 
 def _is_copied(depth: int) -> bool:
-    """Whether rows of x that lie along the sum are copied: in place they would push each other out of the cache."""
+    """Return True if tiles of a transposed x must be packed: in place, rows would evict rows from the cache."""
     lines = [row * depth * 4 // product_kernels.LINE for row in range(TILE)]
     return max(Counter(line % _SETS for line in lines).values()) > _MOST_OF_SET
 
 
 @functools.cache
 def _divided(rows: int, columns: int, depth: int, over: tuple[int, int], processors: int) -> tuple[int, int, int]:
-    """Into how many parts rows and columns are divided, and how many rows of y are copied at once: so that
-    the processor that has most to do is soonest ready.
+    """Return the number of parts of the rows, of groups of the columns, and of rows of y packed at once.
+
+    The choice minimizes the cost of the processor with the most work.
     """
     some = min(depth, product_kernels.BLOCK)
     if rows * columns * depth < _FEWEST_OF_THREADS:
@@ -134,13 +133,13 @@ def _divided(rows: int, columns: int, depth: int, over: tuple[int, int], process
 
 
 def expect(weights: Iterable[Sequence[int]]) -> None:
-    """Make the machine code known, if products with weights of these shapes may be computed here."""
+    """Register the GEMM kernels, if products with weights of these shapes may be dispatched here."""
     if any(min(shape) >= WIDTH for shape in weights) and processor.has_wide_vectors():
         functions.products_registered()
 
 
 def suits(x: Array, y: Array, over: tuple[int, int]) -> bool:
-    """Return whether a product of matrices in single precision should be computed here."""
+    """Return True if a float32 product of matrices should be computed here."""
     depth, rows, columns = _sizes(x, y, over)
     outside = product_kernels.LOWEST * -(-rows // TILE) - rows
     return (

@@ -1,5 +1,6 @@
-"""Rows of tables by machine code of our own (`row_kernels.py`): XLA on CPUs computes the place of each number,
-updates rows in one thread, and merges equal rows by a sort.
+"""Dispatch of gathers, scatters and merges of table rows to LLVM kernels (`row_kernels.py`).
+
+XLA on CPUs computes the place of each number, updates rows in one thread, and merges equal rows by a sort.
 """
 
 import os
@@ -23,7 +24,7 @@ _BLOCK = 1 << 15
 
 
 def suits(table: Array, rows: Array) -> bool:
-    """Return whether these rows of a table, or merged rows, should be found here."""
+    """Return True if these rows of a table, or merged rows, should be accessed here."""
     return (
         table.ndim == 2
         and table.dtype == np.float32
@@ -37,7 +38,7 @@ def suits(table: Array, rows: Array) -> bool:
 
 
 def take(table: Array, rows: Array) -> Array:
-    """See `TableRows.take`."""
+    """Gather rows; see `TableRows.take`."""
     return _taken(table, rows.astype(np.int64))
 
 
@@ -55,7 +56,7 @@ def _read(table: Array, rows: Array) -> Array:
 
 @_read.def_vmap
 def _read_all(size: int, batched: Sequence[bool], table: Array, rows: Array) -> tuple[Array, bool]:
-    """Batches of rows of one table are read in one call."""
+    """Gather batches of rows of one table in a single call."""
     if not batched[0]:
         found = _read(table, rows.reshape(-1))
         return found.reshape(*rows.shape, -1), True
@@ -73,8 +74,9 @@ def _tangent(arrays: tuple[Array, Array], tangents: tuple[Any, Any]) -> tuple[Ar
 
 
 def take_strips(table: Array, rows: Array, count: int, start: int, columns: int) -> Array:
-    """Return the rows of a table at `rows` [count * n] as `count` strips side by side of a matrix
-    [n, columns], from a column on. Anything is in others.
+    """Gather the rows of a table at `rows` [count * n] into `count` strips side by side of a matrix [n, columns].
+
+    The first strip begins at column `start`. Columns outside the strips are undefined.
     """
     batch = rows.shape[0] // count
     numbers = _numbers(rows, table, _divided(rows, table))
@@ -113,7 +115,7 @@ def _strips(start: int, step: int, batch: int, pitch: int) -> dict[str, int]:
 
 
 def add(table: Array, rows: Array, values: Array, scale: Array) -> Array:
-    """See `TableRows.add`."""
+    """Add to rows; see `TableRows.add`."""
     count, chunks = rows.shape[0], -(-values.size // _CHUNK)
     given = {"chunks": min(chunks, os.cpu_count() or 1), "memory": count + 1}  # each looks at all
     factor = scale.reshape(1).astype(np.float32)
@@ -123,7 +125,7 @@ def add(table: Array, rows: Array, values: Array, scale: Array) -> Array:
 def update(
     function: Callable[..., Sequence[Array]], rows: Array, values: Array, tables: Sequence[Array]
 ) -> tuple[Array, ...]:
-    """See `TableRows.update`."""
+    """Update rows; see `TableRows.update`."""
     height, width = tables[0].shape
     size = max(1, _BLOCK // width)
     once, sums, found = merge(rows, values, height, size)
@@ -140,11 +142,15 @@ def update(
 
 
 def merge(rows: Array, values: Array, height: int, multiple: int) -> tuple[Array, Array, Array]:
-    """Return each row that a table of this height has, once, and the height in places that are left;
-    the sums of their values, and anything there; how many they are, [1].
+    """Sum values of equal rows; return the distinct rows, the sums, and the number of distinct rows [1].
+
+    Rows outside the table are left out. The rest of the distinct rows is `height`; the rest of the sums is undefined.
 
     Args:
-        multiple: of what the length of the results is.
+        rows: rows of a table with this height.
+        values: [count, width].
+        height: height of the table.
+        multiple: the length of the results is a multiple of it.
     """
     count, width = values.shape
     room, places = -(-count // multiple) * multiple, 1 << (2 * count - 1).bit_length()
@@ -156,7 +162,7 @@ def merge(rows: Array, values: Array, height: int, multiple: int) -> tuple[Array
 
 
 def put(table: Array, rows: Array, values: Array) -> Array:
-    """Return the table with rows that it has, none of them twice, replaced by values [n, width]."""
+    """Return the table with distinct rows replaced by values [n, width]; rows outside the table are ignored."""
     numbers = _numbers(rows, table, _divided(rows, table))
     return _replaced(PUT, numbers, table, rows, values)
 
@@ -178,7 +184,7 @@ def _call(
 
 
 def _divided(rows: Array, table: Array) -> dict[str, int]:
-    """Of rows of which each chunk has some."""
+    """Return the geometry of chunks of consecutive rows."""
     group = max(1, _CHUNK // table.shape[1])
     return {"chunks": -(-rows.shape[0] // group), "group": group}
 

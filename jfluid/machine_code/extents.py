@@ -1,5 +1,7 @@
-"""What functions of machine code read and write, by a call's numbers: each writer of functions says it, all calls
-are held against it (`calls.py`), and tests run every function on arrays that end there.
+"""Extents of the arrays that a kernel reads and writes, by a call's geometry.
+
+Each `*_kernels.py` returns the extents of its kernels. `calls.py` checks each call against the extents, and tests
+run every kernel on arrays that end there.
 """
 
 from collections.abc import Iterable, Sequence
@@ -9,7 +11,7 @@ import numpy as np
 
 
 class Array(NamedTuple):
-    """An array of a call.
+    """Size and dtype of a call's array.
 
     Attributes:
         size: numbers that it has.
@@ -21,13 +23,13 @@ class Array(NamedTuple):
 
 
 class Extents(NamedTuple):
-    """What a call reads and writes.
+    """Sizes of a call's arrays.
 
     Attributes:
         given: the arrays that it reads, but for its numbers.
         made: the arrays that it makes.
         memory: float32 that a thread needs.
-        holds: what has to hold of the numbers, in words and whether it does.
+        holds: conditions on the geometry: a text, and True if the condition holds.
         signed: numbers that may be negative.
     """
 
@@ -39,5 +41,5 @@ class Extents(NamedTuple):
 
 
 def parts(whole: int, size: int) -> int:
-    """Return how many parts of a size there are, the last of which may be smaller; -1 for no size."""
+    """Return the number of parts of a size, a smaller last part included; -1 for no size."""
     return -(-whole // size) if size > 0 else -1

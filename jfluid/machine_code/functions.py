@@ -1,4 +1,4 @@
-"""Machine code of our own that steps on CPUs call, made for this machine and made known to XLA."""
+"""Compilation of LLVM kernels for this processor, and their registration with XLA."""
 
 import ctypes
 import functools
@@ -35,45 +35,46 @@ _registering = threading.Lock()
 
 
 def images_registered() -> bool:
-    """Make machine code of convolutions and what comes with them known to XLA; False where there is none
-    for this machine or this XLA, or FLAGS_cpu_kernels is off.
+    """Register the kernels of convolutions and images with XLA, and return True if that succeeded.
+
+    False where no kernel supports this processor or this XLA, or FLAGS_cpu_kernels is off.
     """
     with _registering:
         return _register(_IMAGES)
 
 
 def windows_registered() -> bool:
-    """Make machine code of images' gradients by rows of windows known to XLA; False as above."""
+    """Register the kernel of image gradients by rows of windows; see `images_registered`."""
     with _registering:
         return _register(_WINDOWS)
 
 
 def products_registered() -> bool:
-    """Make machine code of products known to XLA; False as above."""
+    """Register the GEMM kernels; see `images_registered`."""
     with _registering:
         return _register(_PRODUCTS)
 
 
 def loops_registered() -> bool:
-    """Make machine code of loops over sequences known to XLA; False as above."""
+    """Register the kernels of loops over sequences; see `images_registered`."""
     with _registering:
         return _register(_LOOPS)
 
 
 def rows_registered() -> bool:
-    """Make machine code for rows of tables known to XLA; False as above."""
+    """Register the kernels of table rows; see `images_registered`."""
     with _registering:
         return _register(_ROWS)
 
 
 @functools.cache
 def writer(name: str) -> Any:
-    """Return the module that writes a function down, and says what it reads and writes. Raises KeyError."""
+    """Return the module that writes a kernel and its extents. Raises KeyError."""
     return {known: one for group in _GROUPS for one in group for known in one.names()}[name]
 
 
 def _register(writers: tuple[Any, ...]) -> bool:
-    """Make functions of all writers known, unless FLAGS_cpu_kernels is off: all that call them ask here."""
+    """Register the kernels of `writers` unless FLAGS_cpu_kernels is off. Every dispatch calls this."""
     return bool(flags.get("FLAGS_cpu_kernels")) and _made_known(writers)
 
 
@@ -90,7 +91,7 @@ def _made_known(writers: tuple[Any, ...]) -> bool:
 
 
 def _object_file(writers: tuple[Any, ...]) -> bytes:
-    """Of this process's file of it, or a new one."""
+    """Return the object file of `writers`, from the cache or newly compiled."""
     folder = kept_files.folder()
     parts = [writer.__name__ for writer in writers]
     identity = repr((parts, llvm_writer.identity(), kept_files.sources()))

@@ -1,4 +1,4 @@
-"""A GRU over sequences of any lengths on CPUs, and its gradient, for LLVM."""
+"""LLVM kernels of a GRU and its gradient over sequences of any lengths."""
 
 from typing import Any
 
@@ -20,19 +20,19 @@ MEMORY = _GATES + 4  # float32 of it for each number of the state of a group
 
 
 def names() -> list[str]:
-    """Return the names of the functions; none where this code is not known to be faster than XLA's."""
+    """Return the names of all kernels; none on processors where the kernels are not known to be faster than XLA."""
     return [FORWARD, BACKWARD] if processor.has_vectors() else []
 
 
 def write(module: Module) -> None:
-    """Write down the functions of all names."""
+    """Write all kernels."""
     multiply = vector_functions.product(module)
     xla_tasks.define(module, FORWARD, _forward(module, multiply), given=6, made=2)
     xla_tasks.define(module, BACKWARD, _backward(module, multiply), given=7, made=7)
 
 
 def extents(name: str, n: Any) -> Extents:
-    """Return what a function reads and writes with these numbers."""
+    """Return the extents of a kernel for the geometry `n`."""
     rows, states, sums, places = sequence_kernels.sizes(n, _ALL)
     weights = [Array(_GATES * n.width**2), Array(n.width**2)]
     shape = (n.width, _GATES * n.width) if name == FORWARD else (_GATES * n.width, n.width)
@@ -50,7 +50,7 @@ def extents(name: str, n: Any) -> Extents:
 
 
 class _Gru(Group):
-    """The group, and what it holds of its sequences.
+    """Group of sequences of a GRU, with gates and states in scratch memory.
 
     Attributes:
         gates: [group, 2 width].
@@ -63,13 +63,13 @@ class _Gru(Group):
         self.origin = self.f.b.icmp_signed("!=", self.f.v["origin"], I64(0))
 
     def shares(self, u: Any) -> tuple[Any, Any]:
-        """What is kept of the old state, and taken of the candidate, by an update gate."""
+        """Return the factors of the old state and of the candidate, for an update gate."""
         b = self.f.b
         rest = b.fsub(self.vectors.number(1.0), u)
         return b.select(self.origin, u, rest), b.select(self.origin, rest, u)
 
     def multiply(self, function: Any, x: Any, name: str, out: Any, active: Any, turned: bool) -> None:
-        """Multiply states with the weights of gates or candidate, or with these turned round."""
+        """Multiply states by the weights of the gates or of the candidate; `turned` means transposed weights."""
         f, v = self.f, self.f.v
         wide = f.product(v["width"], I64(1 if name else _GATES))
         sizes = (wide, v["width"]) if turned else (v["width"], wide)
@@ -78,9 +78,11 @@ class _Gru(Group):
 
 
 def _forward(module: Module, multiply: Any) -> Any:
-    """X [rows, 3 width], weights [width, 2 width] and [width, width], bias [3 width], h0 [number, width];
-    makes hidden [rows, width] and gates with candidates [rows, 3 width]. Padding is a copy of some row,
-    that of gates is zero.
+    """Write the forward kernel.
+
+    It reads x [rows, 3 width], weights [width, 2 width] and [width, width], bias [3 width], h0 [number, width]; it
+    writes hidden [rows, width] and gates with candidates [rows, 3 width]. Padding rows of hidden copy a row; padding
+    rows of gates are zero.
     """
     arrays = "x weight candidate_weight bias h0 places hidden gates"
     of_rows = {"x": _ALL, "hidden": 1, "gates": _ALL}
@@ -91,7 +93,7 @@ def _forward(module: Module, multiply: Any) -> Any:
         group.copy(group.of_row(group.h, row), group.of_sequence(v["h0"], row))
 
     def activated(part: int, row: Any, here: Any, column: Any, product: Any) -> Any:
-        """A gate or a candidate, which is written down, too."""
+        """Compute a vector of a gate or a candidate, and store it for the backward kernel."""
         x, bias = (
             load(group.parts(base, column, _ALL)[part]) for base in (group.of_row(v["x"], here, _ALL), v["bias"])
         )
@@ -128,10 +130,12 @@ def _forward(module: Module, multiply: Any) -> Any:
 
 
 def _backward(module: Module, multiply: Any) -> Any:
-    """Gates and hidden as the forward function made them, the weights turned round, h0, and the gradient
-    of hidden; makes the gradients of x, of its gates [rows, 2 width] and of its candidates, the states
-    before each row, those as they were reset, sums of the gradients of the bias [chunks, 3 width],
-    and the gradient of h0. Padding is zero.
+    """Write the backward kernel.
+
+    It reads gates and hidden as the forward kernel wrote them, the transposed weights, h0, and the gradient of hidden.
+    It writes the gradients of x, of the gates [rows, 2 width] and of the candidates; the state before each row, and
+    this state times the reset gate; sums of the bias's gradients [chunks, 3 width]; and the gradient of h0. Padding is
+    zero.
     """
     arrays = "gates hidden weight candidate_weight h0 grad_hidden places"
     arrays += " grad_x grad_gates grad_candidates before reset sums grad_h0"
@@ -166,7 +170,7 @@ def _backward(module: Module, multiply: Any) -> Any:
 
 
 def _candidate_gradient(group: _Gru, row: Any, column: Any, here: Any, h_before: Any) -> None:
-    """A vector of the gradient of a candidate, and that of the new state, which stays in the group."""
+    """Compute a vector of the gradient of a candidate, and of the gradient of the new state, kept in the group."""
     f, v, b, vectors = group.f, group.f.v, group.f.b, group.vectors
     load = vectors.load
     u, _, c = map(load, group.parts(group.of_row(v["gates"], here, _ALL), column, _ALL))
@@ -184,7 +188,7 @@ def _candidate_gradient(group: _Gru, row: Any, column: Any, here: Any, h_before:
 
 
 def _gates_gradient(group: _Gru, row: Any, column: Any, here: Any, h_before: Any) -> None:
-    """A vector of the gradients of gates, and what of the state's gradient goes past them."""
+    """Compute a vector of the gradients of the gates, and the part of the state's gradient that bypasses the gates."""
     f, v, b, vectors = group.f, group.f.v, group.f.b, group.vectors
     load, times = vectors.load, b.fmul
     u, r, c = map(load, group.parts(group.of_row(v["gates"], here, _ALL), column, _ALL))

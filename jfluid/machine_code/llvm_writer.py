@@ -1,6 +1,6 @@
-"""Writes down functions for LLVM: loops, arrays, variables, and calls of C's functions.
+"""Writer of LLVM functions: loops, arrays, variables, and calls of C functions.
 
-Makes machine code of them for this machine, and loads it.
+The module compiles the functions for this processor, and loads the machine code.
 """
 
 import contextlib
@@ -29,7 +29,7 @@ _OF_C: dict[str, tuple[Any, tuple[Any, ...]]] = {
 
 
 def identity() -> tuple[Any, ...]:
-    """What machine code depends on beside what is written down."""
+    """Return the cache key of the compiler: versions of llvmlite and LLVM, and the target."""
     return llvmlite.__version__, llvm.llvm_version_info, *processor.target()
 
 
@@ -41,9 +41,9 @@ def load(machine_code: bytes, names: Sequence[str]) -> list[int]:
 
 @functools.cache
 def _engine(machine_code: bytes) -> Any:
-    """What holds an object file.
+    """Return an MCJIT engine with the object file loaded.
 
-    Each has one of its own: a second file in what is executable already crashes.
+    Each object file has an engine: adding a second file to a finalized engine crashes.
     """
     engine = llvm.create_mcjit_compiler(llvm.parse_assembly(""), _target())
     engine.add_object_file(llvm.ObjectFileRef.from_data(machine_code))
@@ -62,30 +62,30 @@ def _target() -> Any:
 
 @functools.cache
 def constants(vector: Any, *numbers: float) -> Any:
-    """A vector of constants. To write its numbers takes long: it is done once."""
+    """Return a vector of constants. The result is cached: formatting the numbers is slow."""
     return ir.Constant(vector, numbers)
 
 
 @functools.cache
 def _written(vector: Any, text: str) -> Any:
-    """A vector that LLVM has a word for, where llvmlite writes down all numbers."""
+    """Return a vector constant with an LLVM keyword as its text; llvmlite would format every number."""
     found = ir.FormattedConstant(vector.element, text)
     found.type = vector
     return found
 
 
 class Module:
-    """Functions that are written down."""
+    """LLVM module under construction."""
 
     def __init__(self) -> None:
         self.module = ir.Module()
 
     def find(self, name: str) -> Any:
-        """The function of a name; None if there is none."""
+        """Return the function or global of a name, or None."""
         return self.module.globals.get(name)
 
     def declare(self, name: str, result: Any, arguments: Sequence[Any]) -> Any:
-        """The function of a name, which may be C's or LLVM's."""
+        """Return the function of a name, declared if missing. It may be a C function or an LLVM intrinsic."""
         return self.find(name) or ir.Function(self.module, ir.FunctionType(result, arguments), name)
 
     def machine_code(self) -> bytes:
@@ -102,15 +102,15 @@ class Module:
 
 
 class Function:
-    """Writes down a function.
+    """LLVM function under construction.
 
     Args:
         arguments: names and types.
 
     Attributes:
         v: the arguments by name.
-        b: writes what follows.
-        slots: writes what is at its very beginning.
+        b: IR builder at the current end of the function.
+        slots: IR builder of the entry block, for stack slots.
     """
 
     def __init__(self, module: Module, name: str, result: Any, **arguments: Any):
@@ -123,31 +123,31 @@ class Function:
         self.v = dict(zip(arguments, self.function.args))
 
     def end(self, value: Any = None) -> Any:
-        """Return from the function, and give it."""
+        """Write the function's return, and return the function."""
         self.b.ret_void() if value is None else self.b.ret(value)
         self.slots.branch(self._start)
         return self.function
 
     def variable(self, kind: Any, value: Any) -> Any:
-        """A place in memory, which LLVM makes a register."""
+        """Allocate a stack slot with an initial value. LLVM promotes the slot to a register."""
         place = self.slots.alloca(kind)
         self.b.store(value, place)
         return place
 
     def load(self, place: Any, kind: Any) -> Any:
-        """What is at a place; vectors are where any of their numbers may be."""
+        """Load the value at a pointer; vectors are aligned as their elements."""
         return self.b.load(place, typ=kind, align=8 if kind in (POINTER, I64) else 4)
 
     def at(self, base: Any, *numbers: Any, kind: Any = FLOAT) -> Any:
-        """The place of a number in an array, at a sum of `numbers`."""
+        """Return a pointer to an element of an array; the index is the sum of `numbers`."""
         return self.b.gep(base, [self.sum(*numbers)], source_etype=kind)
 
     def field(self, base: Any, offset: int, kind: Any = POINTER) -> Any:
-        """What is so many bytes behind a pointer."""
+        """Load the value at `pointer + offset` bytes."""
         return self.load(self.at(base, I64(offset), kind=ir.IntType(8)), kind)
 
     def opaque(self, value: Any) -> Any:
-        """A value that LLVM does not know how it was computed: it stays in a register of its own."""
+        """Hide the origin of a value from LLVM's optimizer, so that the value keeps a register."""
         kind = ir.FunctionType(value.type, [value.type])
         return self.b.asm(kind, "", "=r,0", [value], False)
 
@@ -164,19 +164,23 @@ class Function:
         return self.b.select(self.b.icmp_signed(">", one, other), one, other)
 
     def spread(self, number: Any, vector: Any) -> Any:
-        """A vector of one number."""
+        """Broadcast a number to all lanes of a vector."""
         nothing = _written(vector, "undef")
         first = self.b.insert_element(nothing, number, I32(0))
         everywhere = constants(ir.VectorType(I32, vector.count), *[0] * vector.count)
         return self.b.shuffle_vector(first, nothing, everywhere)
 
     def lanes(self, vector: Any, count: Any) -> Any:
-        """The first numbers of a vector, `count` of them: a condition for each."""
+        """Return the mask of the first `count` lanes of a vector."""
         every = constants(ir.VectorType(I64, vector.count), *range(vector.count))
         return self.b.icmp_signed("<", every, self.spread(count, every.type))
 
     def load_lanes(self, place: Any, vector: Any, lanes: Any, others: float = 0.0) -> Any:
-        """Some numbers of a vector, and `others` in place of the rest, which need not exist."""
+        """Load the masked lanes of a vector. Lanes without the mask need no memory.
+
+        Args:
+            others: the value of lanes without the mask.
+        """
         load = self.module.declare(
             f"llvm.masked.load.v{vector.count}f32.p0", vector, [POINTER, I32, lanes.type, vector]
         )
@@ -184,13 +188,13 @@ class Function:
         return self.call(load, place, I32(4), lanes, rest)
 
     def store_lanes(self, value: Any, place: Any, lanes: Any) -> None:
-        """Store some numbers of a vector."""
+        """Store the masked lanes of a vector."""
         kinds = [value.type, POINTER, I32, lanes.type]
         store = self.module.declare(f"llvm.masked.store.v{value.type.count}f32.p0", VOID, kinds)
         self.call(store, value, place, I32(4), lanes)
 
     def prefetch(self, place: Any) -> None:
-        """Have what is at a place, if there is anything, brought to the core's second cache."""
+        """Prefetch the line at a pointer to the L2 cache; an invalid address does nothing."""
         kinds = [POINTER, I32, I32, I32]
         self.call(self.module.declare("llvm.prefetch.p0", VOID, kinds), place, I32(0), I32(2), I32(1))
 
@@ -198,12 +202,12 @@ class Function:
         return self.b.call(function, arguments)
 
     def c(self, name: str, *arguments: Any) -> Any:
-        """Call a function of C."""
+        """Call a C function."""
         return self.call(self.module.declare(name, *_OF_C[name]), *arguments)
 
     @contextlib.contextmanager
     def loop(self, end: Any, start: Any = None) -> Iterator[Any]:
-        """A loop over the numbers from `start`, or 0, to before `end`."""
+        """Loop from `start`, or 0, to before `end`; yield the index."""
         at = self.variable(I64, I64(0) if start is None else start)
         with self.repeat() as leave:
             i = self.load(at, I64)
@@ -213,7 +217,7 @@ class Function:
 
     @contextlib.contextmanager
     def repeat(self) -> Iterator[Callable[[Any], None]]:
-        """A loop that a call of what it gives leaves, on a condition."""
+        """Loop without an end; yield a function that leaves the loop on a condition."""
         head, after = self.b.append_basic_block("head"), self.b.append_basic_block("after")
         self.b.branch(head)
         self.b.position_at_end(head)

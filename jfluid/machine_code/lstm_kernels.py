@@ -1,4 +1,4 @@
-"""An LSTM over sequences of any lengths on CPUs, and its gradient, for LLVM."""
+"""LLVM kernels of an LSTM and its gradient over sequences of any lengths."""
 
 from typing import Any
 
@@ -17,19 +17,19 @@ MEMORY = _GATES + 2  # float32 of it for each number of the state of a group
 
 
 def names() -> list[str]:
-    """Return the names of the functions; none where this code is not known to be faster than XLA's."""
+    """Return the names of all kernels; none on processors where the kernels are not known to be faster than XLA."""
     return [FORWARD, BACKWARD] if processor.has_vectors() else []
 
 
 def write(module: Module) -> None:
-    """Write down the functions of all names."""
+    """Write all kernels."""
     multiply = vector_functions.product(module)
     xla_tasks.define(module, FORWARD, _forward(module, multiply), given=6, made=3)
     xla_tasks.define(module, BACKWARD, _backward(module, multiply), given=10, made=5)
 
 
 def extents(name: str, n: Any) -> Extents:
-    """Return what a function reads and writes with these numbers."""
+    """Return the extents of a kernel for the geometry `n`."""
     rows, states, sums, places = sequence_kernels.sizes(n, _GATES + _PEEPHOLES)
     weight, bias = Array(_GATES * n.width**2), Array((_GATES + _PEEPHOLES) * n.width)
     shape = (n.width, _GATES * n.width) if name == FORWARD else (_GATES * n.width, n.width)
@@ -46,7 +46,7 @@ def extents(name: str, n: Any) -> Extents:
 
 
 class _Lstm(Group):
-    """The group, and where the states of its sequences are.
+    """Group of sequences of an LSTM, with gates and states in scratch memory.
 
     Attributes:
         gates: [group, 4 width].
@@ -59,8 +59,11 @@ class _Lstm(Group):
 
 
 def _forward(module: Module, multiply: Any) -> Any:
-    """X [rows, 4 width], weight [width, 4 width], bias [7 width], h0 and c0 [number, width]; makes hidden
-    and cells [rows, width] and gates [rows, 4 width]. Padding is a copy of some row, that of gates is zero.
+    """Write the forward kernel.
+
+    It reads x [rows, 4 width], weight [width, 4 width], bias [7 width], h0 and c0 [number, width]; it writes hidden
+    and cells [rows, width] and gates [rows, 4 width]. Padding rows of hidden and cells copy a row; padding rows of
+    gates are zero.
     """
     arrays = "x weight bias h0 c0 places hidden cells gates"
     of_rows = {"x": _GATES, "hidden": 1, "cells": 1, "gates": _GATES}
@@ -82,7 +85,7 @@ def _forward(module: Module, multiply: Any) -> Any:
 
 
 def _cell(group: _Lstm, row: Any, column: Any, here: Any) -> None:
-    """A vector of the state of a sequence in a step, from products and inputs."""
+    """Compute a vector of a sequence's new state from products, inputs and peepholes."""
     f, v, b, vectors = group.f, group.f.v, group.f.b, group.vectors
     load = vectors.load
     x, gates = (group.of_row(v[name], here, _GATES) for name in ("x", "gates"))
@@ -105,10 +108,11 @@ def _cell(group: _Lstm, row: Any, column: Any, here: Any) -> None:
 
 
 def _backward(module: Module, multiply: Any) -> Any:
-    """gates, cells and hidden as the forward function made them, the weight turned round, its biases and
-    peepholes, h0, c0, and the gradients of hidden and cells; makes the gradients of x, the hidden
-    states before each row, sums of the gradients of the bias [chunks, 7 width], and those of h0 and
-    c0. Padding is zero.
+    """Write the backward kernel.
+
+    It reads gates, cells and hidden as the forward kernel wrote them, the transposed weight, biases and peepholes, h0,
+    c0, and the gradients of hidden and cells. It writes the gradient of x, the hidden states before each row, sums of
+    the bias's gradients [chunks, 7 width], and the gradients of h0 and c0. Padding is zero.
     """
     arrays = "gates cells hidden weight bias h0 c0 grad_hidden grad_cells places"
     arrays += " grad_x before sums grad_h0 grad_c0"
@@ -137,7 +141,7 @@ def _backward(module: Module, multiply: Any) -> Any:
 
 
 def _cell_gradient(group: _Lstm, row: Any, column: Any, here: Any, c_before: Any) -> None:
-    """A vector of the gradients of a sequence in a step, from those of the step after."""
+    """Compute a vector of a sequence's gradients in a step from the gradients of the next step."""
     f, v, b, vectors = group.f, group.f.v, group.f.b, group.vectors
     load, times = vectors.load, b.fmul
 

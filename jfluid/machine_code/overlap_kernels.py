@@ -1,6 +1,4 @@
-"""The sum of windows where they overlap, on CPUs as loops over registers, for LLVM: what goes back through
-a convolution to its images.
-"""
+"""LLVM kernel that adds overlapping windows to images (col2im): the gradient of a convolution's images."""
 
 from typing import Any
 
@@ -19,17 +17,17 @@ GEOMETRY = ("chunks memory height width channels rows columns window_height wind
 
 
 def names() -> list[str]:
-    """Return the names of the functions; none where this code is not known to be faster than XLA's."""
+    """Return the names of all kernels; none on processors where the kernels are not known to be faster than XLA."""
     return [NAME] if processor.has_vectors() else []
 
 
 def write(module: Module) -> None:
-    """Write down the functions of all names."""
+    """Write all kernels."""
     xla_tasks.define(module, NAME, _chunk(module))
 
 
 def extents(name: str, n: Any) -> Extents:
-    """Return what the function reads and writes with these numbers."""
+    """Return the extents of the kernel for the geometry `n`."""
     window = n.window_height * n.window_width * n.channels
     given = Array(n.chunks * n.rows * n.columns * window)
     made = Array(n.chunks * n.height * n.width * n.channels)
@@ -66,7 +64,7 @@ def _chunk(module: Module) -> Any:
 
 
 def _add(f: Function, out: Any, part: Any) -> None:
-    """Add the channels of a part to those of a pixel."""
+    """Add the channels of a window's part to the channels of a pixel."""
     done: Any = I64(0)
     for lanes in _LANES:
         vector = ir.VectorType(FLOAT, lanes)

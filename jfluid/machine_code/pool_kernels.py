@@ -1,4 +1,4 @@
-"""The largest numbers of the rows of sequences on CPUs, and their gradient, for LLVM."""
+"""LLVM kernels of max-pooling over sequences and its gradient."""
 
 from typing import Any
 
@@ -19,18 +19,18 @@ _ROWS = ir.VectorType(I32, LANES)
 
 
 def names() -> list[str]:
-    """Return the names of the functions; none where this code is not known to be faster than XLA's."""
+    """Return the names of all kernels; none on processors where the kernels are not known to be faster than XLA."""
     return [FORWARD, BACKWARD] if processor.has_vectors() else []
 
 
 def write(module: Module) -> None:
-    """Write down the functions of all names."""
+    """Write all kernels."""
     xla_tasks.define(module, FORWARD, _forward(module), given=2, made=2)
     xla_tasks.define(module, BACKWARD, _backward(module), given=3, made=1)
 
 
 def extents(name: str, n: Any) -> Extents:
-    """Return what a function reads and writes with these numbers."""
+    """Return the extents of a kernel for the geometry `n`."""
     rows = Array(n.batches * n.rows * n.columns)
     best, where = (Array(n.batches * n.number * n.columns, kind) for kind in (np.float32, np.int32))
     offsets = Array(n.batches * (n.number + 1), np.int32)
@@ -44,10 +44,10 @@ def extents(name: str, n: Any) -> Extents:
 
 
 def _chunk(module: Module, name: str, arrays: str, of_rows: str) -> tuple[Function, Any, Any]:
-    """(a function that does a chunk, its first sequence, the one after its last).
+    """Begin the kernel of a chunk; return the kernel, the chunk's first sequence, and the end of the sequences.
 
     Args:
-        of_rows: which array has `rows` rows; of the others, all but "offsets" have `number`.
+        of_rows: the array that has `rows` rows; every other array except "offsets" has `number`.
     """
     f = xla_tasks.begin_chunk(module, name, arrays.split(), GEOMETRY)
     v, b = f.v, f.b
@@ -67,9 +67,10 @@ def _offset(f: Function, sequence: Any) -> Any:
 
 
 def _forward(module: Module) -> Any:
-    """X [rows, columns], offsets [number + 1]; makes the largest of each column of each sequence, and
-    int32 its row, the first of several: [number, columns]. What is no number is the largest. Of a
-    sequence without rows they are 0 and -1.
+    """Write the kernel that finds the maximum of each column of each sequence, and its first row.
+
+    It reads x [rows, columns] and offsets [number + 1]; it writes the maximum and its row in int32, [number, columns].
+    NaN counts as the maximum. A sequence without rows has 0 and -1.
     """
     f, first, end = _chunk(module, FORWARD, "x offsets out where", "x")
     v, b, vectors = f.v, f.b, Vectors(f)
@@ -99,7 +100,11 @@ def _forward(module: Module) -> Any:
 
 
 def _backward(module: Module) -> Any:
-    """Grad and int32 rows [number, columns], offsets [number + 1]; makes [rows, columns], zero but where the rows say."""
+    """Write the kernel of the gradient: it scatters the result's gradient to the rows of the maxima.
+
+    It reads grad and int32 rows [number, columns], and offsets [number + 1]; it writes out [rows, columns], zero
+    elsewhere. A row outside the sequence is ignored.
+    """
     f, first, end = _chunk(module, BACKWARD, "grad where offsets out", "out")
     v, b = f.v, f.b
 

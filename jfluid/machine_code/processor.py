@@ -1,5 +1,7 @@
-"""Which vectors machine code of our own is made for: the widest of this machine's processor, unless
-XLA_FLAGS limits those of XLA's own code (`--xla_cpu_max_isa=AVX2`).
+"""Vector extensions of the processor that kernels are compiled for.
+
+Kernels use the widest vectors of this machine, unless XLA_FLAGS limits the vectors of XLA's code
+(`--xla_cpu_max_isa=AVX2`).
 """
 
 import functools
@@ -18,7 +20,7 @@ _WITHOUT_512 = "x86-64-v3"
 
 @functools.cache
 def has_wide_vectors() -> bool:
-    """Whether there are 32 vectors of 512 bits (AVX-512)."""
+    """Return True if the processor has 32 vectors of 512 bits (AVX-512)."""
     limits = _LIMIT.findall(environment.text("XLA_FLAGS", ""))
     limited = bool(limits) and not limits[-1].upper().startswith(("AVX512", "AMX"))
     return bool(llvm.get_host_cpu_features().get("avx512f")) and not limited
@@ -26,14 +28,14 @@ def has_wide_vectors() -> bool:
 
 @functools.cache
 def has_vectors() -> bool:
-    """Whether there are at least 16 vectors of 256 bits (AVX2), and products that are added at once (FMA)."""
+    """Return True if the processor has AVX-512, or 16 vectors of 256 bits (AVX2) and FMA."""
     features = llvm.get_host_cpu_features()
     return has_wide_vectors() or all(features.get(name) for name in ("avx2", "fma"))
 
 
 @functools.cache
 def cache_bytes() -> int:
-    """What the second cache of a core holds; 1 MiB where the system does not say."""
+    """Return the size of a core's L2 cache; 1 MiB where the system does not report it."""
     try:
         found = re.fullmatch(r"(\d+)([KM])\s*", _CACHE.read_text())
     except OSError:  # not Linux
@@ -43,7 +45,7 @@ def cache_bytes() -> int:
 
 @functools.cache
 def target() -> tuple[str, str]:
-    """LLVM's name for the processor, and the features that code may use."""
+    """Return LLVM's name for the processor, and the features that kernels may use."""
     if has_vectors() and not has_wide_vectors():
         return _WITHOUT_512, ""
     # LLVM divides vectors of 512 bits for some processors unless it is told not to.

@@ -1,12 +1,11 @@
-"""Products of two matrices on CPUs as loops over registers, for LLVM.
+"""LLVM kernels of GEMMs.
 
-A tile of the result stays in registers while the products that make it are added up: at each step some
-numbers of one matrix times vectors of the other. Both are copied together, in the order in which
-they are read, the first tile by tile and the second once for many tiles: where matrices
-lie in memory, numbers of rows that follow one another would push each other out of a core's cache. The tile
-that is the first to read numbers copies them, while it computes. Rows of the first matrix that lie along the
-sum stay where they are, unless they would push each other out. What is
-done to each number of a result, as a layer's activation, is done while it is in the cache.
+A tile of the result stays in registers while its products are summed: each step multiplies numbers of the first
+matrix by vectors of the second matrix. Both matrices are packed in the order in which the tiles read numbers: the
+first matrix tile by tile, the second once for many tiles. Unpacked, consecutive rows would evict each other from a
+core's cache. The first tile that reads numbers packs these numbers while it computes. Transposed rows of the first
+matrix stay in place, unless they would evict each other. The epilogue, such as a layer's activation, runs while the
+result is in the cache.
 """
 
 import math
@@ -63,8 +62,9 @@ _BETWEEN = 3 * LANES  # numbers from the end of a copied part to the next: see `
 
 
 def _apart(depth: int) -> int:
-    """How many float32 lie from one copied part of y to the next: rows of parts side by side are copied
-    together, so three lines more than the rows need keep these from the same places of a cache.
+    """Return the distance in float32 between packed panels of y.
+
+    Panels are packed together: three extra cache lines keep rows of adjacent panels from the same cache sets.
     """
     return depth * WIDTH + _BETWEEN
 
@@ -76,13 +76,13 @@ def largest(rows: int, columns: int, parts: int, groups: int) -> tuple[int, int]
 
 
 def memory(tiles: int, panels: int, depth: int, held: int) -> int:
-    """Return how many float32 a thread needs for chunks of so many tiles and panels."""
+    """Return the float32 of scratch memory that a thread needs for chunks of `tiles` and `panels`."""
     sums = tiles * panels if depth > held else panels
     return BLOCK * TILE + _BETWEEN + _apart(held) * panels + _SUMS * sums + LANES
 
 
 def extents(name: str, n: Any) -> Extents:
-    """Return what a function reads and writes with these numbers."""
+    """Return the extents of a kernel for the geometry `n`."""
     finishes = {NAME: (PLAIN,), FINISHED: range(ACTIVATION, RATE), UPDATE: (RATE,)}[name]
     x, y, out = (
         Array(first * second) for first, second in ((n.depth, n.rows), (n.depth, n.columns), (n.rows, n.columns))
@@ -102,19 +102,19 @@ def extents(name: str, n: Any) -> Extents:
 
 
 def names() -> list[str]:
-    """Return the names of the functions; none where this code is not known to be faster than XLA's."""
+    """Return the names of all kernels; none on processors where the kernels are not known to be faster than XLA."""
     return [NAME, FINISHED, UPDATE] if processor.has_wide_vectors() else []
 
 
 def write(module: Module) -> None:
-    """Write down the functions of all names."""
+    """Write all kernels."""
     chunk = _chunk(module)
     for name, given in ((NAME, 2), (FINISHED, 3), (UPDATE, 4)):
         xla_tasks.define(module, name, _with_all(module, name, chunk, given), given)
 
 
 def _with_all(module: Module, name: str, chunk: Any, given: int) -> Any:
-    """A function that is given some of what a chunk is, and calls it."""
+    """Write a wrapper that calls the chunk's kernel with null pointers for absent arrays."""
     f = xla_tasks.begin_chunk(module, name, (*"xyer"[:given], "out"), ())
     nothing = ir.Constant(POINTER, None)
     pointers = (*_ARRAYS, "geometry", "scratch")
@@ -123,13 +123,14 @@ def _with_all(module: Module, name: str, chunk: Any, given: int) -> Any:
 
 
 def _tile(module: Module, height: int, width: int, along: bool = False, copies: str | None = None) -> Any:
-    """Adds to `sums` [height, WIDTH], or sets it unless `adds`, a product over `depth` rows of `others` [depth, width].
+    """Write the register tile: it adds a product over `depth` rows to `sums` [height, WIDTH].
 
-    Its other matrix is `numbers`, [depth, pitch], or [height, pitch] where `along`.
+    Unless `adds`, the tile overwrites `sums`. The factors are `others` [depth, width] and `numbers`, [depth, pitch],
+    or [height, pitch] where `along`.
 
     Args:
-        copies: "others", which are read from `beside` [depth, between] then, and written; or "numbers", which
-            are written to `beside` [depth, TILE].
+        copies: "others": the tile reads `beside` [depth, between] and packs it into `others`; "numbers": the tile
+            packs `numbers` into `beside` [depth, TILE].
     """
     pointers = dict.fromkeys(("numbers", "others", "sums", "beside"), POINTER)
     sizes = dict.fromkeys(("depth", "pitch", "between"), I64)
@@ -182,14 +183,16 @@ def _tile(module: Module, height: int, width: int, along: bool = False, copies: 
 
 
 def _row(f: Function, bases: dict[int, Any], row: int, bytes_apart: Any) -> Any:
-    """Where a row begins: so many times as far behind one of the bases as a processor's address may say."""
+    """Return a pointer to a row: a base plus a multiple of the pitch that an x86 address can scale."""
     base = next(b for b in bases if row - b in _TIMES)
     return f.at(bases[base], f.product(I64(row - base), bytes_apart), kind=I8)
 
 
 def _finish(module: Module) -> Any:
-    """Writes `sums` [rows, WIDTH] to out, of which rows are `pitch` numbers apart, and does to them what `finish`
-    says: only in columns from `first` to before `end`. `e` is a bias, or lies as out does.
+    """Write the GEMM epilogue: it applies `finish` to `sums` [rows, WIDTH] and stores the result in out.
+
+    Rows of out are `pitch` numbers apart; only columns from `first` to before `end` are stored. `e` is a bias, or
+    has the layout of out.
     """
     pointers = dict.fromkeys(("sums", "out", "e", "r"), POINTER)
     numbers = dict.fromkeys(("pitch", "rows", "first", "end", "finish"), I64)
@@ -233,9 +236,9 @@ def _finish(module: Module) -> Any:
 
 
 def _copy(f: Function, target: Any, source: Any, width: int, size: Any) -> None:
-    """Copy numbers that follow one another: `width` of them, or `size` where that is less than a vector.
+    """Copy `width` consecutive numbers, or `size` where it is less than a vector.
 
-    Those of a tile's row may be followed by nothing, and are where the next row is written.
+    A copied row of a tile may overwrite the place of the next row, which is written later.
     """
     vector = ir.VectorType(FLOAT, LANES)
     if width <= LANES:
@@ -252,15 +255,16 @@ def _copy(f: Function, target: Any, source: Any, width: int, size: Any) -> None:
 
 
 def _start(f: Function, i: Any, size: Any, width: int) -> Any:
-    """Where a part begins. The last one overlaps with the one before."""
+    """Return the first row or column of a part. The last part overlaps the part before."""
     last = f.greatest(f.b.sub(size, I64(width)), I64(0))
     return f.least(f.product(i, I64(width)), last)
 
 
 def _parts(module: Module, name: str, width: int) -> Any:
-    """Copies parts of a matrix [depth, size], from the part `first` to before `end`, each of `width` columns, to
-    `parts` [parts, apart], where the rows of a part follow one another. From one row of the matrix
-    to the next are `pitch` numbers.
+    """Write the packing of parts of a matrix [depth, size], from part `first` to before `end`.
+
+    A part is `width` columns. It is packed to `parts` [parts, apart] with consecutive rows. Rows of the matrix are
+    `pitch` numbers apart.
     """
     f = _copies(module, name)
     v = f.v
@@ -274,7 +278,7 @@ def _parts(module: Module, name: str, width: int) -> Any:
 
 
 def _turned_parts(module: Module, name: str, width: int) -> Any:
-    """As `_parts`, of a matrix [size, depth]."""
+    """Write the packing of parts of a transposed matrix [size, depth]; the arguments are as in `_parts`."""
     f = _copies(module, name)
     v, vector = f.v, ir.VectorType(FLOAT, LANES)
     zero = ir.Constant(vector, [0.0] * LANES)
@@ -307,7 +311,7 @@ def _copies(module: Module, name: str) -> Function:
 
 
 def _turned(f: Function, rows: list[Any]) -> list[Any]:
-    """The columns of a square, by swapping ever smaller squares beside its diagonal."""
+    """Transpose a square of vectors: swap ever smaller squares beside the diagonal."""
     count = len(rows)
     size = count // 2
     while size:
@@ -343,7 +347,7 @@ def _chunk(module: Module) -> Any:
     v, b = f.v, f.b
 
     def part(i: Any, size: Any, count: Any) -> Any:
-        """Where one of `count` parts begins."""
+        """Return the beginning of part `i` of `count`."""
         return b.sdiv(f.product(i, size), count)
 
     def parts_of(size: Any, most: int) -> Any:
@@ -383,8 +387,9 @@ def _chunk(module: Module) -> Any:
         first: Any,
         end: Any,
     ) -> None:
-        """Write down the copying of parts of `rows`, from the first to before the second, from column `at` on
-        (where they are turned, from that row on).
+        """Write the packing of parts of rows from `rows[0]` to before `rows[1]`, from column `at` on.
+
+        Where the matrix is transposed, `at` is a row.
         """
         pitch = v["rows" if name == "x" else "columns"]
         done, depth = rows[0], b.sub(rows[1], rows[0])
@@ -398,7 +403,7 @@ def _chunk(module: Module) -> Any:
                     f.call(copying, place, to, depth, distance, size, first, end, apart)
 
     def of_panel(panel: Any, width: int) -> tuple[Any, Any]:
-        """Its first column, and how many of its columns the panel before has."""
+        """Return the first column of a panel, and how many of the panel's columns the panel before has."""
         column = f.product(panel, I64(WIDTH))
         inside = f.least(column, f.greatest(b.sub(v["columns"], I64(width)), I64(0)))
         return inside, b.sub(column, inside)

@@ -1,7 +1,7 @@
-"""Rows of tables on CPUs, read, replaced, added to and merged, for LLVM.
+"""LLVM kernels that gather, scatter, add to and merge rows of tables.
 
-What adds to rows is divided by row, not by place: each row belongs to one chunk, which adds its values in the
-order in which they are given, whatever threads do.
+Additions are divided among chunks by row, not by place: each row belongs to one chunk. The chunk adds the row's
+values in the order in which they are given, so threads do not change the result.
 """
 
 from typing import Any
@@ -28,12 +28,12 @@ _FACTOR = 0x9E3779B97F4A7C15 - (1 << 64)  # 2^64 over the golden ratio: neighbou
 
 
 def names() -> list[str]:
-    """Return the names of the functions; none where this code is not known to be faster than XLA's."""
+    """Return the names of all kernels; none on processors where the kernels are not known to be faster than XLA."""
     return [TAKE, PUT, ADD, MERGE] if processor.has_wide_vectors() else []
 
 
 def write(module: Module) -> None:
-    """Write down the functions of all names."""
+    """Write all kernels."""
     xla_tasks.define(module, TAKE, _take(module), given=2)
     xla_tasks.define(module, PUT, _put(module), given=3)
     xla_tasks.define(module, ADD, _add(module), given=4)
@@ -41,7 +41,7 @@ def write(module: Module) -> None:
 
 
 def extents(name: str, n: Any) -> Extents:
-    """Return what a function reads and writes with these numbers."""
+    """Return the extents of a kernel for the geometry `n`."""
     table, rows, values = (
         Array(n.height * n.width),
         Array(n.count, np.int64),
@@ -86,12 +86,12 @@ def _exists(f: Function, row: Any) -> Any:
 
 
 def _line(f: Function, array: str, row: Any) -> Any:
-    """Where a row of an array of such rows is."""
+    """Return a pointer to a row of an array [rows, width]."""
     return f.at(f.v[array], f.product(row, f.v["width"]))
 
 
 def _in_strip(f: Function, array: str, i: Any) -> Any:
-    """Where a row of an array of strips is."""
+    """Return a pointer to a row of an array of strips."""
     v, b = f.v, f.b
     short, batch = (b.trunc(n, I32) for n in (i, v["batch"]))  # divided in a third of the time
     strip, row = (b.zext(n, I64) for n in (b.udiv(short, batch), b.urem(short, batch)))
@@ -100,9 +100,9 @@ def _in_strip(f: Function, array: str, i: Any) -> Any:
 
 
 def _strip_by_strip(f: Function, array: str, first: Any) -> tuple[Any, Any]:
-    """A place that is where a row of an array of strips is, from a row on, and how many rows its strip has left.
+    """Return a cursor over rows of strips from row `first` on: a pointer, and the number of rows left in its strip.
 
-    Dividing costs as much as copying a row: once is enough for rows that follow one another.
+    A division costs as much as copying a row: a cursor divides once for consecutive rows.
     """
     place = f.variable(POINTER, _in_strip(f, array, first))
     done = f.b.srem(first, f.v["batch"])
@@ -119,7 +119,7 @@ def _next_in_strip(f: Function, cursor: tuple[Any, Any]) -> None:
 
 
 def _each_vector(f: Function, work: Any) -> None:
-    """Write down what is done with vectors of rows, from where they begin, and which lanes are of the row."""
+    """Loop over the vectors of a row; `work` takes the vector's first column and lane mask."""
     b = f.b
     parts = b.sdiv(f.sum(f.v["width"], I64(LANES - 1)), I64(LANES))
     with f.loop(parts) as part:
@@ -128,7 +128,7 @@ def _each_vector(f: Function, work: Any) -> None:
 
 
 def _fetch(f: Function, array: str, row: Any) -> None:
-    """Have a row, if it exists, brought to the cache."""
+    """Prefetch the beginning of a row; an invalid row does nothing."""
     fetch = f.module.declare("llvm.prefetch.p0", VOID, [POINTER, I32, I32, I32])
     f.call(fetch, _line(f, array, row), I32(0), I32(3), I32(1))
 
@@ -159,7 +159,7 @@ def _plus(f: Function, source: Any, target: Any, scale: Any = None) -> None:
 
 
 def _take(module: Module) -> Any:
-    """A table, and numbers of its rows; makes these rows, and NaN for one that it does not have."""
+    """Write the gather kernel: it copies rows of a table to strips, and writes NaN for rows outside the table."""
     f = _begin(module, TAKE, "table rows out")
     first, end = _part(f)
     cursor = _strip_by_strip(f, "out", first)
@@ -179,7 +179,7 @@ def _take(module: Module) -> Any:
 
 
 def _put(module: Module) -> Any:
-    """A table, which becomes the result, numbers of rows, each once, and what replaces them."""
+    """Write the scatter kernel: it replaces distinct rows of a table, in place, by values."""
     f = _begin(module, PUT, "table rows values out")
     first, end = _part(f)
     with f.loop(end, first) as i:
@@ -191,12 +191,12 @@ def _put(module: Module) -> Any:
 
 
 def _hash(f: Function, row: Any) -> Any:
-    """32 bits."""
+    """Compute a hash of 32 bits for a row number."""
     return f.b.lshr(f.product(row, I64(_FACTOR)), I64(32))
 
 
 def _own(f: Function) -> tuple[Any, Any]:
-    """(places of the rows that belong to a chunk, in order; how many there are)."""
+    """Collect the places of the chunk's rows, in order; return the list and its length."""
     b, v = f.b, f.v
     own = v["scratch"]
     size = f.variable(I64, I64(0))
@@ -214,7 +214,7 @@ def _place(f: Function, own: Any, i: Any) -> Any:
 
 
 def _add(module: Module) -> Any:
-    """A table, which becomes the result, numbers of rows, and what times a number is added to them."""
+    """Write the scatter-add kernel: it adds scaled values to rows of a table, in place."""
     f = _begin(module, ADD, "table rows values scale out")
     scale = f.spread(f.load(f.v["scale"], FLOAT), _VECTOR)
     own, size = _own(f)
@@ -228,8 +228,10 @@ def _add(module: Module) -> Any:
 
 
 def _merge(module: Module) -> Any:
-    """Numbers of rows, and values; makes the number of each row that the table has, once, then its height,
-    [room]; the sums of their values; int64 how many rows these are.
+    """Write the kernel that sums values of equal rows with a hash table.
+
+    It reads rows and values; it writes each row of the table once, then the height, [room]; the sums; and the number
+    of distinct rows in int64.
     """
     f = _begin(module, MERGE, "rows values once sums found")
     b, v = f.b, f.v

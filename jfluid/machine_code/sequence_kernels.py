@@ -1,8 +1,8 @@
-"""Loops over the steps of sequences of any lengths on CPUs, for LLVM.
+"""Loops over the steps of sequences of any lengths, for LLVM kernels.
 
-Sequences do not depend on one another: a chunk of the work is a group of them through all its steps,
-whose state stays in a core's cache. Sequences come the longest first, so that those of a group that
-are not over are always its first. Rows of a sequence are read and written where they are.
+Sequences are independent: a chunk of the work takes a group of sequences through all steps, and the group's state
+stays in a core's cache. Sequences are sorted, the longest first: the sequences of a group that have a step are
+always the group's first. Rows of a sequence are read and written in place.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -29,13 +29,16 @@ _LINE = 64  # bytes
 
 
 def memory(n: Any, numbers: int) -> int:
-    """Return how many float32 a thread needs, of which each number of the state of a group needs `numbers`."""
+    """Return the float32 of scratch memory of a thread: `numbers` for each number of a group's state."""
     return int(numbers * n.group * n.width + ALIGNED)
 
 
 def sizes(n: Any, sums: int) -> tuple[Callable[[int], Array], Array, Array, Array]:
-    """Return what gives arrays of rows of so many times the width, an array of states, one of sums over each chunk
-    of so many times the width, and the array of places.
+    """Return the extents of arrays of rows (a function of the width), of states, of sums and of places.
+
+    Args:
+        n: the geometry.
+        sums: the width of a chunk's sums, in state widths.
     """
     return (
         lambda numbers: Array(n.batches * n.rows * n.width * numbers),
@@ -46,7 +49,7 @@ def sizes(n: Any, sums: int) -> tuple[Callable[[int], Array], Array, Array, Arra
 
 
 def holds(n: Any) -> list[tuple[str, bool]]:
-    """Return what has to hold of a call's numbers."""
+    """Return the conditions that a call's geometry must satisfy."""
     return [
         ("a width of whole vectors", n.width > 0 and n.width % LANES == 0),
         (f"groups of 1 to {MOST_ROWS} sequences", 1 <= n.group <= MOST_ROWS),
@@ -56,18 +59,18 @@ def holds(n: Any) -> list[tuple[str, bool]]:
 
 
 class Group:
-    """Writes what a chunk does: the loops over the steps of a group and over its rows.
+    """Writer of a chunk's kernel: loops over the steps of a group of sequences and over its rows.
 
     Args:
         arrays: the function's arguments, "places" among them, see `PLACES`.
-        of_rows: which of them have rows, of how many times the width.
-        of_sequences: which of them have a row [width] for each sequence. Others all batches share.
+        of_rows: arrays that have rows, with their width in state widths.
+        of_sequences: arrays that have a row [width] for each sequence. All batches share the rest.
         geometry: names of a call's numbers.
 
     Attributes:
         f: the function.
         count: how many sequences the group has.
-        places: what is known of sequences.
+        places: pointer to the table of sequences, see `PLACES`.
     """
 
     def __init__(
@@ -100,7 +103,7 @@ class Group:
         self._memory = aligned
 
     def memory(self, numbers: int) -> Any:
-        """A place for `numbers` times the width of each sequence of the group."""
+        """Allocate scratch memory of `numbers` state widths for each sequence of the group."""
         f, found = self.f, self._memory
         self._memory = f.at(found, f.product(f.v["group"], f.v["width"], I64(numbers)))
         return found
@@ -109,16 +112,16 @@ class Group:
         return self.f.b.sext(self.f.load(self.f.at(self.places, at, kind=I32), I32), I64)
 
     def known(self, what: int, row: Any) -> Any:
-        """What is known of a sequence of the group."""
+        """Load a field of a sequence of the group from the table of sequences."""
         f = self.f
         return self._known(f.sum(f.product(f.v["number"], I64(what)), self.first, row))
 
     def of_sequence(self, array: Any, row: Any) -> Any:
-        """The place of a sequence of the group in an array [number, width]."""
+        """Return a pointer to the row of a sequence of the group in an array [number, width]."""
         return self.f.at(array, self.f.product(self.known(0, row), self.f.v["width"]))
 
     def of_row(self, array: Any, row: Any, numbers: int = 1) -> Any:
-        """The place of a row in an array [rows, numbers width]."""
+        """Return a pointer to a row of an array [rows, numbers width]."""
         return self.f.at(array, self.f.product(row, self.f.v["width"], I64(numbers)))
 
     def copy(self, target: Any, source: Any) -> None:
@@ -126,7 +129,7 @@ class Group:
 
     @contextmanager
     def steps(self) -> Iterator[tuple[Any, Any]]:
-        """A loop over the steps of the longest sequence: (step, how many are not over)."""
+        """Loop over the steps of the longest sequence; yield the step and the number of sequences that have it."""
         f, b = self.f, self.f.b
         active = f.variable(I64, self.count)
         with f.loop(self.longest) as step:
@@ -137,7 +140,7 @@ class Group:
             yield step, f.load(active, I64)
 
     def at_step(self, row: Any, step: Any, from_end: bool) -> tuple[Any, Any, Any]:
-        """(row of the arrays, that of the step before, whether there is one) of a sequence."""
+        """Return the row of a sequence in a step, the row of the step before, and True if that row exists."""
         f, v, b = self.f, self.f.v, self.f.b
         length = self.known(2, row)
         left = b.sub(b.sub(length, I64(1)), step)
@@ -150,12 +153,12 @@ class Group:
 
     @contextmanager
     def columns(self) -> Iterator[Any]:
-        """A loop over the vectors of the width."""
+        """Loop over the vectors of the width; yield the first column."""
         with self.f.loop(self.f.b.sdiv(self.f.v["width"], I64(LANES))) as i:
             yield self.f.product(i, I64(LANES))
 
     def parts(self, base: Any, column: Any, count: int) -> list[Any]:
-        """The places of vectors in each of `count` parts, of the width, of a row."""
+        """Return pointers to a vector of each of `count` parts of a row; a part is a state wide."""
         f = self.f
         return [f.at(base, f.product(f.v["width"], I64(i)), column) for i in range(count)]
 
@@ -164,17 +167,16 @@ class Group:
 
     @contextmanager
     def padding(self) -> Iterator[Any]:
-        """A loop over the rows that are no sequence's, which one group does."""
+        """Loop over the padding rows, in the first group only; yield the row."""
         with self.f.b.if_then(self.f.b.icmp_signed("==", self.part, I64(0))):
             with self.f.loop(self.f.v["rows"], self.total) as row:
                 yield row
 
     def states_before(self, row: Any, step: Any, starts: dict[str, str]) -> tuple[Any, dict[str, Any]]:
-        """(the row of the arrays, the places of the states before it by name) of a sequence in a step
-        of a loop from its end.
+        """Return the row of a sequence in a step of a reversed loop, and pointers to the states before it by name.
 
         Args:
-            starts: the arrays of the states, and those that they start with.
+            starts: arrays of the states, with the arrays of their initial states.
         """
         f = self.f
         here, earlier, is_there = self.at_step(row, step, from_end=True)
@@ -186,7 +188,7 @@ class Group:
         return here, {name: place(name, start) for name, start in starts.items()}
 
     def clear_padding(self, numbers: dict[str, int]) -> None:
-        """Make rows of padding zero, of arrays of so many times the width."""
+        """Zero the padding rows of arrays; `numbers` has the arrays' widths in state widths."""
         f = self.f
         with self.padding() as row:
             for name, count in numbers.items():
@@ -194,7 +196,7 @@ class Group:
                 self.clear(self.of_row(f.v[name], row, count), size)
 
     def copy_to_padding(self, *arrays: Any) -> None:
-        """Make rows of padding of arrays [rows, width] copies of some row."""
+        """Fill the padding rows of arrays [rows, width] with a copy of a row."""
         f = self.f
         empty = f.b.icmp_signed("==", self.longest, I64(0))
         with self.padding() as row, f.b.if_else(empty) as (nothing, something):

@@ -1,8 +1,7 @@
-"""Activations and their slopes on vectors of numbers in single precision, for LLVM, and products
-of few rows with a matrix.
+"""LLVM vector code of activations and their slopes in float32, and a GEMM of few rows.
 
-Exponentials are Cephes' (Moshier, `expf`): a power of two times a polynomial. Their errors, and those of
-what is made of them, are a few units in the last place; what is no number stays so.
+Exponentials are Cephes' (Moshier, `expf`): a power of two times a polynomial. The errors of exponentials and of
+the activations are a few units in the last place. NaN stays NaN.
 """
 
 from typing import Any
@@ -33,14 +32,14 @@ _LARGEST = 87.0  # of which the exponential is finite, and its reciprocal no sma
 
 
 class Vectors:
-    """Writes arithmetic on vectors into a function."""
+    """Writer of vector arithmetic into a function."""
 
     def __init__(self, f: Function):
         self.f, self.b = f, f.b
         self.fma_ = f.module.declare(f"llvm.fma.v{LANES}f32", VECTOR, [VECTOR] * 3)
 
     def number(self, value: float) -> Any:
-        """A vector of a constant."""
+        """Return a vector of a constant."""
         return ir.Constant(VECTOR, [value] * LANES)
 
     def fma(self, x: Any, y: Any, z: Any) -> Any:
@@ -56,12 +55,12 @@ class Vectors:
         return ir.Constant(_INTEGERS, [value] * LANES)
 
     def _clipped(self, x: Any, most: float) -> Any:
-        """The lesser of a vector and a number; what is no number stays."""
+        """Clip a vector at a maximum; NaN stays NaN."""
         above = self.b.fcmp_ordered(">", x, self.number(most))
         return self.b.select(above, self.number(most), x)
 
     def _exponential(self, x: Any) -> tuple[Any, Any]:
-        """(s, p) with exp(x) = s (1 + p), s a power of two and p small, for |x| up to `_LARGEST`."""
+        """Compute (s, p) with exp(x) = s (1 + p), s a power of two and p small, for |x| up to `_LARGEST`."""
         b = self.b
         rounded = self.fma(x, self.number(_LOG2_E), self.number(_ROUNDS))
         n = b.fsub(rounded, self.number(_ROUNDS))
@@ -75,7 +74,7 @@ class Vectors:
         return b.bitcast(b.add(power, self._bits(_ONE)), VECTOR), p
 
     def _reciprocal(self, x: Any) -> Any:
-        """1 / x; with AVX-512 by one step of Newton's from 14 bits."""
+        """Compute 1 / x; with AVX-512 by one Newton step from 14 bits."""
         if not has_wide_vectors():
             return self.b.fdiv(self.number(1.0), x)
         kinds = [VECTOR, VECTOR, ir.IntType(LANES)]
@@ -85,7 +84,7 @@ class Vectors:
         return self.fma(first, error, first)
 
     def sigmoid(self, x: Any) -> Any:
-        """1 / (1 + exp(-x)); 0 where that is no normal number, so that it is that of minus infinity."""
+        """Compute 1 / (1 + exp(-x)); a denormal result is flushed to 0."""
         b = self.b
         x = b.fneg(x)
         none = b.fcmp_ordered(">", x, self.number(_LARGEST))
@@ -96,7 +95,7 @@ class Vectors:
         return b.select(none, self.number(0.0), found)
 
     def tanh(self, x: Any) -> Any:
-        """-m / (2 + m) with m = exp(-2 |x|) - 1, which is exact near 0, and the sign of x."""
+        """Compute -m / (2 + m) with m = exp(-2 |x|) - 1, which is exact near 0, and the sign of x."""
         b = self.b
         bits = b.bitcast(x, _INTEGERS)
         size = b.bitcast(b.and_(bits, self._bits(_SIGN - 1)), VECTOR)
@@ -111,11 +110,11 @@ class Vectors:
         return self.b.select(self.b.fcmp_ordered("<", x, self.number(0.0)), self.number(0.0), x)
 
     def activated(self, kind: Any, x: Any) -> Any:
-        """An activation, of which the number is only known when it is run."""
+        """Apply an activation; its number is known at run time only."""
         return self._choice(kind, x, x, self.sigmoid, self.tanh, self.relu)
 
     def slope(self, kind: Any, y: Any) -> Any:
-        """The derivative of an activation, by its output."""
+        """Compute the derivative of an activation from its output."""
         one, b = self.number(1.0), self.b
         return self._choice(
             kind,
@@ -135,16 +134,17 @@ class Vectors:
 
 
 def fits(name: str, shape: tuple[int, int], pitch: int, panel: int) -> tuple[str, bool]:
-    """Return what has to hold of a matrix for `product`, in words and whether it does."""
+    """Return the condition on a matrix for `product`: a text, and True if the condition holds."""
     (rows, columns), wide = shape, PANEL * LANES
     whole = columns % wide == 0 and (pitch, panel) == (wide, rows * wide)
     return f"{name} in panels", whole or (pitch, panel) == (columns, wide)
 
 
 def product(module: Module) -> Any:
-    """A function: out [rows, columns] = x [rows, depth] times a matrix, of at most `MOST_ROWS` rows and of
-    columns that are a multiple of `LANES`. Rows of the matrix are `pitch` numbers apart, its panels of
-    `PANEL` vectors of columns `panel`.
+    """Write the GEMM of few rows: out [rows, columns] = x [rows, depth] times a matrix.
+
+    At most `MOST_ROWS` rows; columns are a multiple of `LANES`. Rows of the matrix are `pitch` numbers apart, panels
+    of `PANEL` vectors are `panel` numbers apart.
     """
     found = module.find("few_rows")
     if found:
@@ -178,7 +178,7 @@ def product(module: Module) -> Any:
 
 
 def _tile(module: Module, count: int, width: int) -> Any:
-    """`count` rows of a product, `width` vectors of its columns."""
+    """Write the register tile of `product`: `count` rows and `width` vectors of columns."""
     pointers = dict.fromkeys(("x", "matrix", "out"), POINTER)
     numbers = dict.fromkeys(("depth", "pitch", "columns"), I64)
     f = Function(module, f"few_rows_{count}_{width}", VOID, **pointers, **numbers)

@@ -1,8 +1,8 @@
-"""The gradient of a convolution's images where its filters fill no vectors, on CPUs as loops over registers, for LLVM.
+"""LLVM kernel of a convolution's image gradient where the filters of one place fill no vectors.
 
-A number of the result's gradient gives something to all places of a window: those in a row of it lie side by
-side, and fill vectors together (20 channels of five places are seven vectors of 16, where each place by itself
-takes two). Sums are of some rows of images at a time, whose windows do not overlap in them.
+A number of the result's gradient contributes to all places of a window. The places of a window's row lie side by
+side, and fill vectors together: 20 channels of five places are seven vectors of 16, where each place by itself takes
+two. A tile sums several rows of images at once; their windows do not overlap within the tile.
 """
 
 from typing import Any
@@ -25,12 +25,12 @@ GEOMETRY = ("chunks memory height width channels rows columns filters window_hei
 
 
 def names() -> list[str]:
-    """Return the names of the functions; none where this code is not known to be faster than XLA's."""
+    """Return the names of all kernels; none on processors where the kernels are not known to be faster than XLA."""
     return [NAME] if processor.has_wide_vectors() else []
 
 
 def write(module: Module) -> None:
-    """Write down the functions of all names."""
+    """Write all kernels."""
     tiles = {
         (count, vectors): tile(module, "columns", count, (LANES,) * vectors)
         for vectors, counts in ROWS.items()
@@ -40,7 +40,7 @@ def write(module: Module) -> None:
 
 
 def extents(name: str, n: Any) -> Extents:
-    """Return what the function reads and writes with these numbers."""
+    """Return the extents of the kernel for the geometry `n`."""
     vectors = parts(n.window_width * n.filters, LANES)
     most, less = ROWS.get(vectors, (0, 0))
     rows, columns = n.height + n.window_height - 1, n.width + n.window_width - 1

@@ -1,16 +1,16 @@
-"""Functions that XLA calls in a step on a CPU, and that divide their work among XLA's threads.
+"""FFI handlers that XLA calls in a step on a CPU, and that divide their work among XLA's threads.
 
-Their arguments are arrays, and last numbers in int32; they have one result or more. The first of the
-numbers says how many chunks the work has, the second how many float32 of memory each thread needs for
-itself. XLA's threads take chunks when they are free, and the one that does the last goes on with the step.
-The caller does none and waits for none: the thread that begins a step is one more than there are
-processors, and would take one of them from those that compute.
+A handler's arguments are arrays, and last the geometry in int32; it has one result or more. The first number
+of the geometry is the number of chunks, the second the float32 of scratch memory of each thread.
+Idle XLA threads claim chunks; the thread that finishes the last chunk continues the step. The caller computes no
+chunk and waits for none: XLA has one thread more than there are processors, and the caller would take a processor
+from a computing thread.
 
-A thread of XLA's that has had nothing to do for 30 us sleeps, and begins 20 to 110 us after it is called: as
-long as a small product takes. So one that has no more chunks to do waits for those who have; and while one
-thread does alone what is too small for two, another one waits for what follows. Both give their processor
-to who wants it, and wait for `_PATIENCE` at most. One whose others have not begun gives its processor once before
-it does: it may have taken it from the thread that calls them.
+An XLA thread that has been idle for 30 us sleeps; waking takes 20 to 110 us, as long as a small GEMM. Idle
+workers therefore spin: a worker without chunks waits until the call is done, and while one thread computes a call too
+small to divide, a second thread waits for the next call. Idle workers spin for up to `_PATIENCE` cycles and call
+sched_yield() in between. A worker yields once before it starts if other tasks of the call have not begun: it may
+occupy the processor of the thread that schedules the tasks.
 """
 
 from collections.abc import Callable, Iterable
@@ -40,13 +40,13 @@ _PATIENCE, _LATELY = 200_000, 3_000_000
 
 
 def define(module: Module, name: str, chunk: Any, given: int = 2, made: int = 1) -> None:
-    """Write down a function for XLA, which may divide its work; only x86 has the counter that this takes.
+    """Write an FFI handler that may divide its work; the cycle counter that it needs exists only on x86.
 
     Args:
-        chunk: does a part of the work, for the arrays, those that it makes, numbers, memory and the
-            chunk's number.
-        given: how many arrays there are beside the numbers.
-        made: how many results.
+        chunk: the function of a chunk of the work; it takes the input and output arrays, the geometry, scratch memory
+            and the chunk's number.
+        given: number of input arrays without the geometry.
+        made: number of results.
     """
     leave = module.find("leave") or _leave(module)
     work = _work(module, f"{name}_work", chunk, given + made)
@@ -55,17 +55,18 @@ def define(module: Module, name: str, chunk: Any, given: int = 2, made: int = 1)
 
 
 def chunk_of(name: str) -> str:
-    """Return the name of the function that does a chunk of the work of a function for XLA."""
+    """Return the name of the function that computes a chunk of an FFI handler's work."""
     return f"{name}_chunk"
 
 
 def begin_chunk(module: Module, name: str, arrays: Iterable[str], geometry: Iterable[str]) -> Function:
-    """Begin the function `chunk_of(name)`, which does a part of the work: `v` has the arrays, "scratch" for memory,
-    and the chunk's and a call's numbers.
+    """Begin the function `chunk_of(name)`, which computes a chunk of the work.
+
+    `v` has the arrays, "scratch" for scratch memory, the chunk's number and the call's geometry.
 
     Args:
         name: of the function for XLA.
-        arrays: names of those that are given, then of those that are made.
+        arrays: names of the input arrays, then of the output arrays.
         geometry: names of a call's numbers.
     """
     pointers = dict.fromkeys((*arrays, "geometry", "scratch"), POINTER)
@@ -84,7 +85,7 @@ def _number(f: Function, numbers: Any, which: int) -> Any:
 
 
 def _leave(module: Module) -> Any:
-    """Say that a task does not need a call any more."""
+    """Write the function that releases a task's reference to a call; the last reference frees the call."""
     f = Function(module, "leave", VOID, call=POINTER)
     f.function.linkage = "internal"  # each object file has its own
     before = f.b.atomic_rmw("sub", _part(f, f.v["call"], _USERS), I64(1), "acq_rel")
@@ -94,9 +95,9 @@ def _leave(module: Module) -> Any:
 
 
 def _work(module: Module, name: str, chunk: Any, count: int) -> Any:
-    """Do chunks of a call that nobody else does, until there is none; gives whether all are done after one of them.
+    """Write the loop that claims and computes chunks of a call; it returns True if it finished the last chunk.
 
-    A task that begins when there is none reads no array: XLA may have given its memory to others.
+    A task that finds no chunk reads no array: XLA may have reused the arrays' memory.
     """
     f = Function(module, name, I1, call=POINTER)
     call = f.v["call"]
@@ -127,9 +128,9 @@ def _work(module: Module, name: str, chunk: Any, count: int) -> Any:
 
 
 def _own_memory(module: Module) -> Any:
-    """The memory of the thread that asks, of at least so many bytes, which it keeps; nothing where the system has none.
+    """Write the function that returns the thread's scratch memory of at least `size` bytes, or null without memory.
 
-    Of memory that goes from hand to hand a core has to fetch what another one has written there.
+    Each thread keeps its memory: a core would have to fetch the lines that another core has written.
     """
     found = module.find("own_memory")
     if found:
@@ -166,7 +167,7 @@ def _is_nothing(f: Function, place: Any) -> Any:
 
 
 def _no_memory(f: Function, api: Any) -> Any:
-    """The error of XLA's for a call that has no memory to work with."""
+    """Create XLA's error for a call without scratch memory."""
     text = f.module.find("no_memory")
     if not text:
         value = ir.Constant(ir.ArrayType(I8, len(_NO_MEMORY) + 1), bytearray(f"{_NO_MEMORY}\0".encode()))
@@ -176,12 +177,15 @@ def _no_memory(f: Function, api: Any) -> Any:
 
 
 def holds(f: Function, memory: Any) -> Any:
-    """Where a thread notes what its memory holds for more than one chunk of a call, from 1; 0 is nothing."""
+    """Return a pointer to the tag of a thread's scratch memory.
+
+    A kernel notes there which packed data, from 1, stays valid for further chunks of a call; 0 means none.
+    """
     return f.at(memory, I64(_HOLDS - _HEADER), kind=I8)
 
 
 def _make_key(module: Module, key: Any) -> None:
-    """Write down what finds a thread's memory: it is called once, before the first thread asks."""
+    """Write the function that creates the key of thread-local memory; it runs once, before a thread uses the key."""
     f = Function(module, "make_memory_key", VOID)
     f.function.linkage = "internal"
     with f.b.if_then(f.b.icmp_signed("==", f.load(key, I64), I64(-1))):
@@ -194,7 +198,10 @@ def _make_key(module: Module, key: Any) -> None:
 
 
 def _task(module: Module, name: str, work: Any, leave: Any) -> Any:
-    """What a thread of XLA's does for a call. If it does the last chunk, XLA goes on with the step in here."""
+    """Write the task that an XLA thread runs for a call.
+
+    The task with the last chunk makes the call's future ready: XLA continues the step in this task.
+    """
     f = Function(module, f"{name}_task", VOID, call=POINTER)
     call = f.v["call"]
     last = f.call(work, call)
@@ -210,7 +217,7 @@ def _task(module: Module, name: str, work: Any, leave: Any) -> Any:
 
 
 def _ready(f: Function, api: Any, future: Any, failed: Any) -> None:
-    """Say that a call is over, or that it has failed."""
+    """Make a call's future ready, or set its error."""
     with f.b.if_else(f.b.icmp_signed("==", failed, I64(0))) as (fine, wrong):
         with fine:
             _request(f, api, _SET_AVAILABLE, future)
@@ -219,7 +226,7 @@ def _ready(f: Function, api: Any, future: Any, failed: Any) -> None:
 
 
 def _shared(f: Function, place: Any) -> Any:
-    """What is at a place that other threads write to."""
+    """Load a value that threads share, with acquire order."""
     return f.b.load_atomic(place, "acquire", 8, typ=I64)
 
 
@@ -228,7 +235,7 @@ def _counter(f: Function) -> Any:
 
 
 def _wait(f: Function, over: Callable[[], Any]) -> None:
-    """Wait until a condition holds, but not for long."""
+    """Spin until a condition holds, for at most `_PATIENCE` cycles."""
     until = f.sum(_counter(f), I64(_PATIENCE))
     with f.repeat() as leave:
         leave(over())
@@ -237,7 +244,7 @@ def _wait(f: Function, over: Callable[[], Any]) -> None:
 
 
 def _last_divided(module: Module) -> Any:
-    """Where the counter stands that was read when work has last been divided among threads."""
+    """Return the global with the cycle counter of the last call that was divided among threads."""
     found = module.find("last_divided")
     if not found:
         found = ir.GlobalVariable(module.module, I64, "last_divided")
@@ -246,7 +253,7 @@ def _last_divided(module: Module) -> Any:
 
 
 def _keep_thread(module: Module) -> Any:
-    """Write down the task that waits until work is divided again, after a time that it is given."""
+    """Write the task that spins until a call later than `after` is divided among threads."""
     f = Function(module, "keep_thread", VOID, after=POINTER)
     f.function.linkage = "internal"
     place, after = _last_divided(module), f.b.ptrtoint(f.v["after"], I64)
@@ -255,7 +262,7 @@ def _keep_thread(module: Module) -> Any:
 
 
 class _Frame(NamedTuple):
-    """What XLA calls a function with."""
+    """XLA's call frame of an FFI handler."""
 
     place: Any
     api: Any
@@ -265,7 +272,10 @@ class _Frame(NamedTuple):
 
 
 def _begin(module: Module, name: str, given: int, made: int) -> tuple[Function, _Frame]:
-    """Begin a function that XLA calls with a frame, or to ask which version of its interface this is written for."""
+    """Begin an FFI handler: read the arrays from the call frame.
+
+    A query of the FFI version is answered at once.
+    """
     f = Function(module, name, POINTER, frame=POINTER)
     b, frame, nothing = f.b, f.v["frame"], ir.Constant(POINTER, None)
     extension = f.field(frame, _EXTENSION)
@@ -285,7 +295,7 @@ def _begin(module: Module, name: str, given: int, made: int) -> tuple[Function, 
 
 
 def _threads(f: Function, frame: _Frame) -> Any:
-    """How many threads XLA has."""
+    """Load the number of XLA's threads."""
     threads = f.variable(I64, I64(1))
     _request(f, frame.api, _NUM_THREADS, frame.context, threads)
     return f.load(threads, I64)
@@ -301,7 +311,7 @@ def _handler(
     given: int,
     made: int,
 ) -> None:
-    """What XLA calls; see `define`."""
+    """Write the FFI handler that XLA calls; see `define`."""
     f, given_frame = _begin(module, name, given, made)
     frame, api, context, arrays, numbers = given_frame
     b, nothing = f.b, ir.Constant(POINTER, None)
@@ -349,7 +359,7 @@ def _handler(
 
 
 def _called(f: Function, api: Any, function: int, *arguments: Any) -> tuple[Any, Any]:
-    """Call one of XLA's functions; gives its error, and where it puts the last argument's result."""
+    """Call a function of XLA's FFI; return its error, and a pointer to the last argument's result."""
     size = 2 + len(arguments)
     request = f.slots.alloca(I64, size)
     for i, value in enumerate((I64(8 * size), I64(0), *arguments)):
@@ -362,7 +372,7 @@ def _called(f: Function, api: Any, function: int, *arguments: Any) -> tuple[Any,
 
 
 def _request(f: Function, api: Any, function: int, *arguments: Any) -> tuple[Any, Any]:
-    """Call one of XLA's functions; gives whether it refused, and where it puts the last argument's result."""
+    """Call a function of XLA's FFI; return True if it failed, and a pointer to the last argument's result."""
     error, last = _called(f, api, function, *arguments)
     refused = f.b.not_(_is_nothing(f, error))
     with f.b.if_then(refused):

@@ -28,7 +28,7 @@ _EDGE = np.float32(math.erf(np.float32(2) / _ROOT))
 
 @dataclass
 class Drawn:
-    """Random numbers drawn in advance, which an operator takes in place of its key."""
+    """Random numbers drawn in advance, which an operator takes in place of the key."""
 
     values: jax.Array
 

@@ -129,7 +129,7 @@ def coalesce_tensor(
     constant: Float = 0.0,
     check_name: Bool = False,
 ) -> tuple[list[Array], Array]:
-    """Return the tensors, and one fused tensor of all of them, each padded to whole pages.
+    """Return the tensors, and one fused tensor: all tensors, each padded to whole pages.
 
     The elements are copies of the inputs, a constant, or else zeros.
 

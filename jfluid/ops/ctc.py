@@ -142,7 +142,7 @@ def warpctc(
     blank: Int = 0,
     norm_by_times: bool = False,
 ) -> tuple[Value | None, Value]:
-    """Return the CTC loss of each sequence [number, 1]: the negative log-probability of its label.
+    """Return the CTC loss of each sequence [number, 1]: the negative log-probability of the label.
 
     Logits are ragged rows [rows, classes], or [time, number, classes] with lengths; the operator applies
     softmax. `norm_by_times` divides gradients, not losses, by the numbers of steps.

@@ -35,7 +35,7 @@ def _placed(array: Any, rank: int, axis: int, what: str) -> Any:
 
 
 def aligned(x: Any, y: Any, axis: int, what: str) -> tuple[Any, ...]:
-    """Reshape `x` and `y` so that NumPy broadcasts them as Fluid's `axis` asks.
+    """Reshape `x` and `y` so that NumPy broadcasts the tensors as Fluid's `axis` asks.
 
     The tensor with fewer dimensions is placed at dimension `axis` of the larger tensor; -1 means its last
     dimensions. `what` names the operator in errors. Raises ShapeError or DtypeError for tensors that do not

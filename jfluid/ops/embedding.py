@@ -34,7 +34,7 @@ def look_up(table: Array, ids: Array, padding_idx: int) -> Array:
 
 
 def _held_rows_at(table: SelectedRows, ids: Array, padding_idx: int) -> Array:
-    """Return the rows at `ids` of a table that holds only part of its rows."""
+    """Return the rows at `ids` of a table that holds only part of the rows."""
     flat = np.asarray(static_values.ints(ids, "look-up: Ids"), np.int64)
     padded = flat == padding_idx if padding_idx != -1 else np.zeros(flat.shape, bool)
     rows = jnp.zeros((len(flat), table.values.shape[1]), table.values.dtype)

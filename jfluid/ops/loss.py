@@ -146,7 +146,7 @@ def rank_loss(label: Array, left: Array, right: Array) -> Array:
 
 @op("margin_rank_loss", ins=("X1", "X2", "Label"), outs=("Activated~", "Out"), nograd=("Label",), rows="map")
 def margin_rank_loss(x1: Array, x2: Array, label: Array, *, margin: float = 0.0) -> tuple[Array, Array]:
-    """Return max(0, margin - label * (x1 - x2)), and the mask of its positive elements."""
+    """Return max(0, margin - label * (x1 - x2)), and the mask of the positive elements."""
     same_shape("margin_rank_loss", X1=x1, X2=x2, Label=label)
     out = jax.nn.relu(margin - label * (x1 - x2))
     return (out > 0).astype(out.dtype), out
@@ -227,7 +227,7 @@ def center_loss(
     need_update: Bool,
     rows: RowMask | None = None,
 ) -> tuple[Array, Array, Array]:
-    """Return half the squared distance of each row to the centre of its class, and the updated centres."""
+    """Return half the squared distance of each row to the centre of the row's class, and the updated centres."""
     if label.size != x.shape[0] or centers.shape != (cluster_num, x.shape[1]):
         raise errors.ShapeError(
             f"center_loss: expected {x.shape[0]} labels and centers of shape "

@@ -55,7 +55,7 @@ _placed.defvjp(_placed_forward, _placed_backward)
 def unpool(
     x: Array, indices: Array, *, unpooling_type: String, ksize: Ints, strides: Ints = (1, 1), paddings: Ints = (0, 0)
 ) -> Array:
-    """Scatter each element to the index of its maximum (the mask of `max_pool2d_with_index`), zeros elsewhere.
+    """Scatter each element to the index of the maximum (the mask of `max_pool2d_with_index`), zeros elsewhere.
 
     An index outside the plane puts nothing.
     """

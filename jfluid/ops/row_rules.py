@@ -58,7 +58,7 @@ def by_reduction(attrs: Attrs, ins: Ins) -> str:
 
 
 def unless(slot: str) -> Rule:
-    """Return the rule of operators that read all rows of `slot` for each row: "map" if they are not padded."""
+    """Return the rule of operators that read all rows of `slot` for each row: "map" if the rows are not padded."""
     return lambda attrs, ins: None if isinstance(ins[slot], Ragged) else "map"
 
 

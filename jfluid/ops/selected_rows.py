@@ -107,7 +107,7 @@ class SelectedRows:
         return Ragged(jnp.take(self.values, places, axis=0, mode="clip"), (), count)
 
     def places(self, ids: Any, what: str) -> Any:
-        """Return the index of the value of each id [n], for a table that holds part of its rows.
+        """Return the index of the value of each id [n], for a table that holds a subset of rows.
 
         Raises ShapeError for an id without a row; `what` names the ids.
         """

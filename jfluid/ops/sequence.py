@@ -127,7 +127,7 @@ def sequence_softmax(x: Value, *, data_format: str = "AnyLayout") -> Value:
 
 
 def shifted(x: Ragged, by: int) -> Array:
-    """Shift rows: row j becomes row j + by of its sequence, or zeros outside."""
+    """Shift rows within each sequence: row j becomes row j + by, or zeros outside."""
     _, position, _ = positions(x.last, x.capacity)
     capacity = x.capacity
     rolled = jnp.zeros_like(x.values)

@@ -95,7 +95,11 @@ def ints(value: Any, what: str) -> tuple[int, ...]:
 
 
 def unknown(value: Any, what: str) -> Unknown:
-    """Return the error for a traced value that must be static; the text begins with `what`."""
+    """Return the error for a traced value that must be static.
+
+    Args:
+        what: the beginning of the message.
+    """
     found = Unknown(
         f"{what} depends on data, but XLA needs it when the program is compiled. Compute it from shapes and "
         f"constants (shape, slice, fill_constant, integer arithmetic), or give it as a number."
@@ -105,5 +109,9 @@ def unknown(value: Any, what: str) -> Unknown:
 
 
 def flag(value: float, what: str) -> bool:
-    """Return the truth value of a static one-element tensor; `what` names it in errors."""
+    """Return the truth value of a static one-element tensor.
+
+    Args:
+        what: the name of the tensor in errors.
+    """
     return bool(ints(value, what)[0])

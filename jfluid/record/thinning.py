@@ -56,7 +56,7 @@ def _fewer(kept: Sequence[tuple[lines.Line, bytes]]) -> list[tuple[lines.Line, b
 
 
 def _half(group: Sequence[lines.Line], indices: Sequence[int], names: Iterable[str]) -> set[int]:
-    """Return the indices that stay of a kind and name, the first and the last among them."""
+    """Return the indices that stay of a kind and name, the first and the last included."""
     times = [line["t"] for line in group]
     columns = [[_level(line["scalars"].get(name)) for line in group] for name in names]
     found: set[int] = set()

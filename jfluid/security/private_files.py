@@ -18,7 +18,7 @@ _WRITABLE_BY_OTHERS = stat.S_IWGRP | stat.S_IWOTH
 
 
 def make_folder(path: str | os.PathLike[str]) -> None:
-    """Make a folder and its missing parents with mode 0700. Existing folders stay as they are."""
+    """Make a folder and its missing parents with mode 0700. Existing folders stay unchanged."""
     folder = Path(path)
     for missing in reversed([at for at in (folder, *folder.parents) if not at.is_dir()]):
         missing.mkdir(mode=0o700, exist_ok=True)

@@ -71,7 +71,7 @@ class Batcher:
         self._thread.start()
 
     def submit(self, feed: Arrays, rows: int) -> "Future[list[Value]]":
-        """Queue a feed and return the future of its outputs.
+        """Queue a feed and return the future of the outputs.
 
         Raises TooManyRequests where the queue is full.
         """

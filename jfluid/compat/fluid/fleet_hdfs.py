@@ -10,7 +10,7 @@ __all__ = ["HDFSClient"]
 
 
 class HDFSClient(hdfs.HDFSClient):
-    """Client with folders; further methods are those of `fluid.contrib.HDFSClient`."""
+    """Client with methods for folders; the base class has the methods of `fluid.contrib.HDFSClient`."""
 
     def lsr(self, hdfs_path: str, excludes: Sequence[str] = ()) -> list[str]:  # type: ignore[override]
         """Return the paths of all files below a folder, except names that match an entry of `excludes`."""

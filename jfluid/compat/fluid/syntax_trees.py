@@ -1,4 +1,4 @@
-"""`fluid.dygraph.dygraph_to_static`: helpers of its modules that tools call on syntax trees.
+"""`fluid.dygraph.dygraph_to_static`: helpers that tools call on syntax trees.
 
 Trees are of Python's `ast`, or of the package `gast`, which Fluid uses: nodes are told by the names of
 their classes.
@@ -91,7 +91,7 @@ def index_in_list(array_list: Sequence[Any], item: Any) -> int:
 
 
 def get_name_ids(nodes: Iterable[Any], end_node: Any = None) -> dict[str, list[Any]]:
-    """Return the names of variables in nodes, each with the contexts of its uses in order.
+    """Return the names of variables in nodes, each with the contexts of the name's uses in order.
 
     Contexts are `Load`, `Store` and `Param`. Names of called functions are left out.
 

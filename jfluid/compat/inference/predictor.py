@@ -92,7 +92,7 @@ class AnalysisPredictor:
         return ZeroCopyTensor(name, self._outputs, is_input=False)
 
     def zero_copy_run(self) -> bool:
-        """Run the model on the inputs set before, and return True. Errors are those of `Executor.run`."""
+        """Run the model on the inputs set before, and return True. Raises the errors of `Executor.run`."""
         self._outputs.update(self._run(self._inputs))
         return True
 

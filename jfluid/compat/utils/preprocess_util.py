@@ -93,7 +93,7 @@ class Dataset:
         self.keys = keys
 
     def check_valid(self) -> None:
-        """Raise DataError unless each item has as many slots as there are names."""
+        """Raise DataError unless the number of slots of each item equals the number of names."""
         for number, item in enumerate(self.data):
             if len(item) != len(self.keys):
                 raise DataError(f"item {number} has {len(item)} slots, expected {list(self.keys)}")

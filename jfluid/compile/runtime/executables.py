@@ -45,7 +45,7 @@ class Entry(Protocol):
     def prepare(
         self, trace: Callable[[], Any], arguments: Arguments
     ) -> Callable[[], tuple[Any, Callable[[Any], None]]] | None:
-        """Return a function that gives an executable and what takes the results of its first run; None to keep none."""
+        """Return a function that makes an executable and a callback for the first run's results; None to keep none."""
 
     def load(self, arguments: Arguments) -> Any:
         """Return the stored executable, or None."""
@@ -224,7 +224,7 @@ class Executables:
         return results
 
     def _compilation(self, trace: Callable[[], Any], arguments: Arguments) -> Callable[[], Any]:
-        """Return a function without arguments that compiles for these: executable, and what takes its first results.
+        """Return a function without arguments that compiles: it returns the executable and a callback for the first results.
 
         The function does not hold the arguments, unless `trace` does: a step may overwrite these meanwhile.
         """

@@ -67,7 +67,7 @@ class _Freezer:
 
     @staticmethod
     def bypass(block: Block, op: Operator, names: _Names) -> None:
-        """Remove an operator, and connect the readers of its output to its input."""
+        """Remove an operator, and connect the readers of the output to the operator's input."""
         source = op.input("X")[0]
         names.inputs[op.output("Out")[0]] = names.inputs.get(source, source)
         block.remove_op(block.ops.index(op))

@@ -158,7 +158,7 @@ class QuantizationFreezePass:
 
 
 def _bypass(block: Block, op: Operator, inputs: dict[str, str]) -> None:
-    """Remove an operator, and connect the readers of its output to its input."""
+    """Remove an operator, and connect the readers of the output to the operator's input."""
     source = op.input("X")[0]
     inputs[op.output("Out")[0]] = inputs.get(source, source)
     block.remove_op(block.ops.index(op))

@@ -360,15 +360,15 @@ class SlimGraphExecutor:
         self.exe, self.place = Executor(place), place
 
     def run(self, graph: GraphWrapper, scope: Scope, data: Any = None) -> list[Any]:
-        """Run a graph once; return the values of its out_nodes.
+        """Run a graph once; return the values of the out_nodes.
 
         Args:
-            graph: the graph; what `compile` made of it, if it was called.
+            graph: the graph; the compiled graph if `compile` was called.
             scope: of the variables.
             data: a list of samples, whose fields are the in_nodes in order, or a list of feeds; None
                 where the program reads by itself.
 
-        Raises TypeError for what is no GraphWrapper.
+        Raises TypeError for an argument that is no GraphWrapper.
         """
         if not isinstance(graph, GraphWrapper):
             raise TypeError(f"SlimGraphExecutor.run: expected a GraphWrapper, found {type(graph).__name__}")

@@ -78,7 +78,7 @@ def _in_quadrangle(at: Array, down: Array, x: Array, y: Array) -> Array:
 def roi_perspective_transform(
     x: Value, boxes: Value, *, spatial_scale: float = 1.0, transformed_height: int = 1, transformed_width: int = 1
 ) -> tuple[Value, Value, Value, Value, Value]:
-    """Warp each quadrangle [boxes, 8] of its image to [channels, transformed_height, transformed_width].
+    """Warp each quadrangle [boxes, 8] of an image to [channels, transformed_height, transformed_width].
 
     Pixels outside of quadrangle or image are 0 in result and mask.
     """
