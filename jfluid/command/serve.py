@@ -9,13 +9,15 @@ import socket
 import sys
 from collections.abc import Mapping, Sequence
 
-from jfluid import errors
+from jfluid import errors, flags
 from jfluid.command.inspect import add_allow_argument, add_file_arguments
 from jfluid.command.numbers import positive, seconds, timeout
 from jfluid.exports.model import LoadedModel
 from jfluid.places import CPUPlace, CUDAPlace
 from jfluid.printable import printable
 from jfluid.serving.requests import Limits
+
+_INTERPRETS = "FLAGS_interpret_first_steps"
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -24,6 +26,8 @@ def main(arguments: Sequence[str]) -> int:
     It is 2 where a model cannot be read or the port is taken, 1 where a model cannot be served.
     """
     options = arguments_parser().parse_args(arguments)
+    if flags.given(_INTERPRETS) is None:  # warm-up compiles, and equal requests get equal answers
+        flags.set_flags({_INTERPRETS: False})
     try:
         folders = named(options.models)
         listening = listen(options.host, options.port)

@@ -13,7 +13,8 @@ import jsonschema
 import numpy as np
 import pytest
 
-from jfluid import command, errors
+from jfluid import command, errors, flags
+from jfluid.command import serve
 from jfluid.command.serve import named
 from jfluid.exports.model import LoadedModel
 from tests.command.test_serve import GOLDEN, OUTPUT, asked, images, served
@@ -246,3 +247,14 @@ def wait(condition, seconds=300):
     while not condition():
         assert time.monotonic() < until
         time.sleep(0.05)
+
+
+def test_served_models_are_compiled_before_the_first_request(monkeypatch, tmp_path):
+    """Warm-up must compile, whatever the default for scripts is."""
+    monkeypatch.delenv("FLAGS_interpret_first_steps")
+    monkeypatch.setattr(flags, "_values", {})
+    seen = []
+    monkeypatch.setattr(serve, "serve", lambda *arguments: seen.append(flags.get("FLAGS_interpret_first_steps")))
+    assert flags.get("FLAGS_interpret_first_steps")
+    assert serve.main([str(tmp_path), "--port", "0"]) == 0
+    assert seen == [False]

@@ -363,7 +363,8 @@ class ShapeStream:
             if form not in traced.compiled:
                 if call.begin((donated, arguments, key)):
                     traced.compiled.add(form)
-                elif (other := traced.compiled_bucket(need)) is not None:
+                # Random numbers are those of a bucket, which must not follow from the clock.
+                elif not jax.tree.leaves(key) and (other := traced.compiled_bucket(need)) is not None:
                     bucket, call = other, self._call(traced, other, (sizes[0], batch[0]))
                     arguments = self._arguments(traced, bucket, sizes, shares, kept)
             results, flags = call(donated, arguments, key)
