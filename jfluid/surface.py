@@ -405,7 +405,6 @@ def _defined_elsewhere(path: str, name: str) -> Any:
 
 # Modules of this package that Fluid does not have, and scripts use; and a name that Fluid's table has, and `fluid` has not.
 _OWN_MODULES = frozenset({"errors", "interop", "progress"})
-_NOT_SHOWN = frozenset({"check_import_scipy"})
 
 
 def _fluid_modules() -> set[str]:
@@ -422,7 +421,7 @@ def complete(module: ModuleType, path: str, sources: Sequence[str] = ()) -> None
     def names() -> list[str]:
         """Return Fluid's names, without names that a module imports from elsewhere."""
         if not path:
-            return sorted({*module.__all__, *NAMES[""], *_LAZY, *_fluid_modules(), *_OWN_MODULES} - _NOT_SHOWN)
+            return sorted({*module.__all__, *NAMES[""], *_LAZY, *_fluid_modules(), *_OWN_MODULES})
         return sorted({n for n in vars(module) if not n.startswith("_")} | NAMES.get(path, frozenset()))
 
     module.__dict__.update(__getattr__=get, __dir__=names)

@@ -63,7 +63,7 @@ def _both(function, *arrays):
 @pytest.mark.parametrize("kind", [np.int64, np.int32])
 def test_a_look_up_has_the_same_bits(count, width, kind):
     table, rows, _ = _drawn(count, width, lowest=-3)
-    found, expected = _both(lambda t, r: embedding.look_up(t, r, 2, False), table, rows.astype(kind))
+    found, expected = _both(lambda t, r: embedding.look_up(t, r, 2), table, rows.astype(kind))
     assert np.isnan(found).any() and (np.asarray(found)[np.asarray(rows) == 2] == 0).all()
     np.testing.assert_array_equal(found, expected)
 
@@ -190,7 +190,7 @@ def test_tables_are_written_to_in_place(name):
 
     def step(r, v, *given):
         with table_rows.using(EmbeddingKernels()):
-            read = embedding.look_up(given[0], r, -1, False)
+            read = embedding.look_up(given[0], r, -1)
             return update(SelectedRows(r, v * read, 100 * HEIGHT), *given)
 
     donated = tuple(range(2, 2 + tables))
@@ -205,7 +205,7 @@ def _slots(reverse):
 
     def step(table, moment, ids, dense):
         parts = jnp.split(ids, 5)
-        found = [embedding.look_up(table, p, -1, False)[:, None].sum(1) for p in parts]
+        found = [embedding.look_up(table, p, -1)[:, None].sum(1) for p in parts]
         matrix = jnp.concatenate([dense, *found, dense], 1)
         cut = jnp.split(jnp.sin(matrix), [3 + 10 * i for i in range(6)], 1)[1:6]
         order = range(4, -1, -1) if reverse else range(5)

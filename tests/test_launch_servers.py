@@ -75,7 +75,8 @@ def job(**fields):
     return ParameterServerJob(script="train.py", **fields)
 
 
-def test_servers_and_trainers_of_one_host():
+def test_servers_and_trainers_of_one_host(monkeypatch):
+    monkeypatch.delenv("FLAGS_interpret_first_steps")  # of all tests
     members = parameter_server_gang(job(), SERVERS, TRAINERS, [SERVERS[1], TRAINERS[1]], ["4", "5"], "secret")
     assert [(member.role, member.rank, str(member.log)) for member in members] == [
         ("server", 1, "mylog/serverlog.1"),

@@ -146,7 +146,7 @@ def test_with_different_clips_the_last_is_applied_to_all_as_in_fluid():
     loss = net()
     set_gradient_clip(GradientClipByGlobalNorm(0.3, "a"), ["fc_0.w_0"])
     set_gradient_clip(GradientClipByGlobalNorm(0.1, "b"), [loss.block.var("fc_0.b_0")])
-    with pytest.warns(UserWarning, match=r"the one of fc_0\.w_0"):
+    with pytest.warns(UserWarning, match=r"the clip of fc_0\.w_0"):
         found = updated(fluid.optimizer.SGD(1.0), loss)
     factor = 0.3 / norm(W_GRAD)
     close(found, W_GRAD * factor, B_GRAD * factor)

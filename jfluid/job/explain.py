@@ -50,7 +50,7 @@ def explain(error: ErrorDetails, places: Mapping[Key, str], kind: type[Job]) -> 
             problem = f"must match {error['ctx']['pattern']}"
         case kind_of_bound if kind_of_bound in _BOUNDS:
             bound, limit = _BOUNDS[kind_of_bound]
-            problem = f"expected a number {bound} {error['ctx'][limit]}"
+            problem = f"expected a number {bound} {error['ctx'][limit]:g}"
         case _:
             problem = error["msg"].removeprefix("Value error, ")
     if not key:
