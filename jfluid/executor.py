@@ -90,6 +90,8 @@ class Executor:
         if (predictor := getattr(program, "_predictor", None)) is not None:
             outputs: list[Any] = predictor.run(feed)
             return outputs
+        if not PHASES.on:
+            return self._run(program, feed, fetch_list, scope, return_numpy, return_merged, use_prune)
         with PHASES.phase("compute"):
             values = self._run(program, feed, fetch_list, scope, return_numpy, return_merged, use_prune)
         if feed or fetch_list:

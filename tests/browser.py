@@ -14,7 +14,7 @@ DRIVER = shutil.which("chromedriver")
 LACKING = "no chromium and chromedriver on this machine (apt-get install chromium chromium-driver)"
 LIMIT = 120
 _ELEMENT = "element-6066-11e4-a52e-4f735466cecf"
-_ARGUMENTS = (
+OPTIONS = (
     "--headless --no-sandbox --disable-gpu --disable-quic --no-first-run --disable-background-networking "
     "--disable-component-update --disable-sync --disable-dev-shm-usage --hide-scrollbars"
 ).split()
@@ -25,7 +25,7 @@ class Browser:
 
     def __init__(self, port):
         self._port = port
-        options = {"binary": BROWSER, "args": _ARGUMENTS}
+        options = {"binary": BROWSER, "args": OPTIONS}
         wanted = {"goog:chromeOptions": options, "goog:loggingPrefs": {"browser": "ALL"}}
         self._session = ""
         self._session = (

@@ -27,7 +27,7 @@ def _loss(filters, slots, first, second, images):
 
 def _step(weights, images, ids):
     filters, table, first, second = weights
-    slots = jnp.concatenate([embedding.look_up(table, part, -1, False) for part in jnp.split(ids, 5)], 1)
+    slots = jnp.concatenate([embedding.look_up(table, part, -1) for part in jnp.split(ids, 5)], 1)
     gradients = jax.grad(_loss, range(4))(filters, slots, first, second, images)
     rows = jnp.concatenate(jnp.split(gradients[1], 5, 1))
     gradients = gradients[0], jnp.zeros_like(table).at[ids].add(rows), *gradients[2:]

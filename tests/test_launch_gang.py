@@ -28,6 +28,7 @@ ENDPOINTS = [["10.0.0.1:6070", "10.0.0.1:6071"], ["10.0.0.2:6070", "10.0.0.2:607
 
 
 def test_environment_of_processes_with_gpus(monkeypatch):
+    monkeypatch.delenv("FLAGS_interpret_first_steps")  # of all tests
     monkeypatch.setenv("http_proxy", "http://proxy")
     monkeypatch.setenv("PADDLE_TRAINER_ID", "7")
     write("train.py", "")

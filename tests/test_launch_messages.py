@@ -11,7 +11,7 @@ from tests.measured import call_within
     "data",
     [
         b'{"kind":"join","job":"a","node":1,"count":2,"endpoints":[' + b"1," * 20_000 + b"1]}",
-        b'{"kind":"start","attempt":0,"endpoints":[' + b"[1]," * 20_000 + b"[1]]}",
+        b'{"kind":"start","attempt":0,"record":"","time":1.5,"endpoints":[' + b"[1]," * 20_000 + b"[1]]}",
         b'{"kind":"finished"' + b"".join(b',"a%d":1' % i for i in range(10_000)) + b"}",
     ],
     ids=["endpoints", "hosts", "fields"],

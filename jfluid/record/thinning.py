@@ -69,19 +69,23 @@ def _half(group: Sequence[lines.Line], indices: Sequence[int], names: Iterable[s
 
 
 def _extremes(stretches: Sequence[int], columns: Sequence[Sequence[float]]) -> Iterable[int]:
-    """In each stretch the first line, or the lowest and the highest of each column."""
+    """Return of each stretch the first line, or the lowest, highest and first non-finite value of each column."""
     if not columns:
         return {stretch: index for index, stretch in reversed([*enumerate(stretches)])}.values()
     found: set[int] = set()
     for levels in columns:
         lowest: dict[int, int] = {}
         highest: dict[int, int] = {}
+        others: dict[int, int] = {}
         for index, stretch in enumerate(stretches):
+            if not math.isfinite(levels[index]):  # it must not hide the highest number
+                others.setdefault(stretch, index)
+                continue
             if levels[index] < levels[lowest.setdefault(stretch, index)]:
                 lowest[stretch] = index
             if levels[index] > levels[highest.setdefault(stretch, index)]:
                 highest[stretch] = index
-        found.update(lowest.values(), highest.values())
+        found.update(lowest.values(), highest.values(), others.values())
     return found
 
 

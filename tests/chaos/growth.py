@@ -24,7 +24,7 @@ from jfluid.compile.runtime import executables, jax_caches
 from jfluid.dygraph import calls, lazy_graph
 from jfluid.dygraph.dygraph_to_static import program_translator
 from jfluid.dygraph.lazy_graph import graph_on
-from jfluid.ops import kept_shapes
+from jfluid.ops import shape_cache
 from tests.chaos.usage import Usage
 
 _LOOKS = 40  # in the time that is given
@@ -263,7 +263,7 @@ def _bound(less: int) -> None:
     """Have all bounds be reached within minutes; sooner where `less` is more."""
     fluid.set_flags({executables.FLAG: _BYTES // less})
     jax_caches.MOST_TRACED //= 4 * less
-    kept_shapes.MOST_IN_MEMORY //= 32 * less
+    shape_cache.MOST_IN_MEMORY //= 32 * less
     lazy_graph._MOST_NODES //= 16 * less
     for kept in (calls._calls, calls._outputs, calls._specialised):
         kept._most //= 16 * less

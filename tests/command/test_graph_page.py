@@ -12,7 +12,7 @@ import jfluid as fluid
 from jfluid import command
 from jfluid.command.graph_page import page
 from jfluid.ir.folding import runs
-from tests.test_dashboard_browser import BROWSER, OPTIONS
+from tests.browser import BROWSER, OPTIONS
 
 HOSTILE = "</script><img src=x onerror=alert(1)>"
 

@@ -28,7 +28,7 @@ SAID = [
     messages.Join(job="a", node=1, count=2, endpoints=["h:1", "h:2"]),
     messages.Refused(problem="no"),
     messages.Finished(),
-    messages.Start(endpoints=[["h:1"], ["h:2", "[::1]:3"]], attempt=0),
+    messages.Start(endpoints=[["h:1"], ["h:2", "[::1]:3"]], attempt=0, record="", time=1.5),
     messages.Failed(failure=FAILURE, age=0.5),
     messages.End(failure=FAILURE, again=True),
     messages.End(failure=None, again=False),

@@ -12,7 +12,6 @@ from jfluid.incubate.fleet.parameter_server.distribute_transpiler import (
 )
 
 import jfluid as fluid
-from jfluid import errors
 from jfluid.parallel import notices
 from tests.launch_case import launched
 
@@ -70,8 +69,6 @@ def test_cluster_howto_how_parameters_are_divided():
 
 def test_large_scale_sparse_features():
     ids = fluid.layers.data(name="ids", shape=[1], dtype="int64")
-    with pytest.raises(errors.JFluidError, match="is_sparse"):
-        fluid.layers.embedding(input=ids, size=[100_000, 9], is_distributed=True)
     rows = fluid.layers.embedding(input=ids, size=[100_000, 9], is_sparse=True, is_distributed=True, param_attr="emb")
     loss = fluid.layers.mean(fluid.layers.fc(rows, 1))
     fluid.optimizer.Adagrad(learning_rate=0.01).minimize(loss)
