@@ -56,7 +56,7 @@ def release_memory(input_program: Any, skip_opt_set: Any = None) -> None:
 
 
 def load_op_library(lib_filename: str) -> None:
-    """Raises UnsupportedError: operators are Python functions here."""  # noqa: D401
+    """Raise UnsupportedError: operators are Python functions here."""
     raise errors.UnsupportedError(
         f"fluid.load_op_library({lib_filename!r}): compiled operators of Fluid cannot be loaded; "
         "register a JAX function with jfluid.ops.registry.op (CONTRIBUTING.md shows how)"

@@ -140,10 +140,10 @@ def _start_trace(folder: str) -> None:
 
 @contextlib.contextmanager
 def cuda_profiler(output_file: str, output_mode: str | None = None, config: list[str] | None = None) -> Iterator[None]:
-    """Raises UnsupportedError: nvprof is gone from CUDA.
+    """Raise UnsupportedError: nvprof is gone from CUDA.
 
     Use `profiler("GPU")`, or run the script under Nsight Systems.
-    """  # noqa: D401
+    """
     raise errors.UnsupportedError(
         "fluid.profiler.cuda_profiler drove nvprof, which current CUDA does not have: use "
         'fluid.profiler.profiler("GPU"), or run the script under Nsight Systems (nsys profile)'

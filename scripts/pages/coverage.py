@@ -114,7 +114,7 @@ def _state(value: object) -> str:
     if isinstance(value, surface.Missing):
         return "not in this release"
     about = inspect.getdoc(value) or ""
-    if about.startswith("Raises UnsupportedError"):
+    if about.startswith("Raise UnsupportedError"):
         return "refuses, with a reason"
     return "has no effect" if about.startswith("No effect") else "works"
 

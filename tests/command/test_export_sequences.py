@@ -10,6 +10,7 @@ from jfluid import command, errors
 from jfluid.exports import onnx_model, stablehlo
 from jfluid.exports.model import LoadedModel
 from jfluid.exports.sequences import Sequences
+from tests.command.test_serve_sequences import saved
 
 layers = fluid.layers
 
@@ -36,20 +37,13 @@ def convolved():
     return [x], [layers.concat([pooled, *kinds], 1), layers.elementwise_add(y, expanded)]
 
 
-def saved(folder, build):
-    main, start = fluid.Program(), fluid.Program()
-    with fluid.program_guard(main, start), fluid.unique_name.guard():
-        feeds, fetches = build()
-    executor = fluid.Executor(fluid.CPUPlace())
-    with fluid.scope_guard(fluid.Scope()):
-        executor.run(start)
-        fluid.io.save_inference_model(str(folder), [v.name for v in feeds], fetches, executor, main)
-    return LoadedModel(str(folder))
+def loaded(folder, build):
+    return LoadedModel(saved(folder, build))
 
 
 @pytest.mark.parametrize("build, batch", [(clicks, None), (recurrent, 3), (convolved, 3)])
 def test_sequences_are_exported_in_padded_form(build, batch, tmp_path):
-    model = saved(tmp_path, build)
+    model = loaded(tmp_path, build)
     for write in (stablehlo.to_jax_artifact, stablehlo.to_stablehlo):
         data, difference = write(model, longest=6, batch=batch)
         assert data and difference < 1e-5
@@ -57,7 +51,7 @@ def test_sequences_are_exported_in_padded_form(build, batch, tmp_path):
 
 def test_the_form_of_arguments_and_results(tmp_path):
     """Sequences of 2, 0 and 4 rows of at most 4; the second result is a sequence, too."""
-    model = saved(tmp_path, recurrent)
+    model = loaded(tmp_path, recurrent)
     data, _ = stablehlo.to_jax_artifact(model, longest=4, batch=3)
     rows = np.random.default_rng(0).standard_normal((6, 3)).astype("float32")
     expected = model.run({"x": Sequences(rows, [np.array([0, 2, 2, 6])])})
@@ -72,7 +66,7 @@ def test_the_form_of_arguments_and_results(tmp_path):
 
 
 def test_what_differs_is_not_written(tmp_path, monkeypatch):
-    model = saved(tmp_path, recurrent)
+    model = loaded(tmp_path, recurrent)
     as_sequences = stablehlo.as_sequences
     monkeypatch.setattr(stablehlo, "as_sequences", lambda rows, lengths: as_sequences(rows + 0.01, lengths))
     with pytest.raises(errors.OpError, match="the exported model differs by 0.01"):
@@ -81,11 +75,11 @@ def test_what_differs_is_not_written(tmp_path, monkeypatch):
 
 def test_operators_that_need_the_batch_say_so(tmp_path):
     with pytest.raises(errors.UnsupportedError, match="operator lstm .*--batch N fixes the batch"):
-        stablehlo.to_jax_artifact(saved(tmp_path, recurrent), longest=4)
+        stablehlo.to_jax_artifact(loaded(tmp_path, recurrent), longest=4)
 
 
 def test_the_command_says_the_form(tmp_path, capsys):
-    saved(tmp_path / "m", clicks)
+    loaded(tmp_path / "m", clicks)
     output = str(tmp_path / "m.jax")
     assert command.main(["export", str(tmp_path / "m"), "--to", "jax", "--longest", "4", "--output", output]) == 0
     assert "C1 int64[-1, 4, 1], C1.lengths int32[-1]" in capsys.readouterr().out
@@ -102,14 +96,14 @@ def test_onnx_and_several_levels_are_refused_by_name(tmp_path):
         return [x], [layers.sequence_pool(x, "sum")]
 
     with pytest.raises(errors.UnsupportedError, match="onnx: C1 are sequences .*--longest N"):
-        onnx_model.to_onnx(saved(tmp_path / "clicks", clicks))
+        onnx_model.to_onnx(loaded(tmp_path / "clicks", clicks))
     with pytest.raises(errors.UnsupportedError, match="x have several levels of sequences, only one is exported"):
-        stablehlo.to_jax_artifact(saved(tmp_path / "nested", nested), longest=4)
+        stablehlo.to_jax_artifact(loaded(tmp_path / "nested", nested), longest=4)
 
 
 def test_distributed_tables_are_constants_and_their_absence_is_named(tmp_path):
     """A table of `is_distributed` lies in the model's folder where a single process saved it."""
-    model = saved(tmp_path, clicks)
+    model = loaded(tmp_path, clicks)
     data, _ = stablehlo.to_jax_artifact(model, longest=2)
     assert model.parameter("embedding_0.w_0").astype("<f4").tobytes() in data
     assert not any(op.attrs.get("is_distributed") for op in model.operators())

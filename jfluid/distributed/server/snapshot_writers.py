@@ -11,6 +11,7 @@ otherwise each writes its own.
 import contextlib
 import logging
 import threading
+from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -91,23 +92,23 @@ class Snapshots:
         return _RoundWriter(self, server, peers) if server.store.synchronous else _PeriodicWriter(self, server)
 
 
-class Writer:
+class Writer(ABC):
     """Writer of a server's snapshots, which also restores the last one."""
 
+    @abstractmethod
     def begin(self) -> None:
         """Go on from a snapshot if the server was started again.
 
         Raises ServerError when that is another program's, or when the servers cannot agree.
         """
-        raise NotImplementedError
 
+    @abstractmethod
     def start(self) -> None:
         """Write snapshots until `stop`, and one more when a trainer leaves: a restarted server need not wait for it."""
-        raise NotImplementedError
 
+    @abstractmethod
     def stop(self) -> None:
         """Write no more."""
-        raise NotImplementedError
 
 
 class _PeriodicWriter(Writer):
