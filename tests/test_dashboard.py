@@ -352,7 +352,7 @@ def test_the_page_and_what_it_asks_for(read):
         policy = headers["content-security-policy"]
         assert "default-src 'none'" in policy and "unsafe" not in policy and "http" not in policy
         for tag in ("script", "style"):
-            (text,) = re.findall(rf"<{tag}>(.*?)</{tag}>", page.decode(), re.DOTALL)
+            (text,) = re.findall(rf"<{tag}(?: type=.module.)?>(.*?)</{tag}>", page.decode(), re.DOTALL)
             digest = base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()
             assert f"{tag}-src 'sha256-{digest}'" in policy
         assert headers["x-content-type-options"] == "nosniff" and headers["cache-control"] == "no-store"
@@ -375,6 +375,21 @@ def test_the_page_is_put_together_from_text_alone():
     # nothing of another host
     assert not re.search(r"https?:|@import|url\(|src=", exports.page())
     assert not re.search(r'\s(on\w+|style)="', exports.page())
+
+
+def test_modules_of_the_page_import_names_that_exist_and_share_one_scope():
+    texts = {path.stem: path.read_text() for path in (Path(exports.__file__).parent / "page").glob("*.js")}
+    declared = re.compile(r"^(export )?(?:async )?(?:function|const|let) ([\w$]+)", re.MULTILINE)
+    names = {module: declared.findall(text) for module, text in texts.items()}
+    every = [name for found in names.values() for _, name in found]
+    assert len(set(every)) == len(every) > 50
+    for text in texts.values():
+        imports = re.findall(r'^import \{([^}]*)\} from "\./(\w+)\.js";$', text, re.MULTILINE)
+        assert len(imports) == text.count("import ")
+        for wanted, module in imports:
+            assert {*re.findall(r"[\w$]+", wanted)} <= {name for exported, name in names[module] if exported}
+    assert not re.search(r"^(import|export) ", exports.script(), re.MULTILINE)
+    assert all(f"function {name}(" in exports.script() for name in ("drawCharts", "drawSteps", "showLog", "drawJobs"))
 
 
 def test_events_follow_what_is_written(job, read):
