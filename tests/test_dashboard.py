@@ -113,6 +113,11 @@ def job(tmp_path):
             },
         ),
     )
+    put(
+        folder / "record" / "server.0.jsonl",
+        ("waits", 3, {"trainers": {"1": [2, 1.5, 0.0]}}),
+        ("waits", 4, {"trainers": {"1": [3, 2.5, 40.0], HOSTILE: [1, 1, 1], "2": [1, "NaN", 1]}}),
+    )
     (folder / "workerlog.0").write_text(f"first line\n{HOSTILE}\nlast line\n")
     (folder / "workerlog.1").write_text("x" * 3_000_000 + "\nshort\n")
     (folder / "secrets.txt").write_text("hidden")
@@ -177,6 +182,7 @@ def test_everything_of_a_run(read):
     ]
     assert run["events"][3]["excerpt"] == f"Traceback {shown}" and run["events"][2]["code"] == -9
     assert run["job"]["job"] == "script: train.py\n" and run["job"]["versions"] == {"jfluid": "1"}
+    assert run["waits"] == {"server 0": {"t": 1004, "trainers": {"1": [3, 2.5, 40]}}}
     assert run["progress"]["trainer 0\0train"]["total"] == 8
     assert run["compilations"][0]["differ"] == "[3, 2] float32"
     assert run["series"]["trainer 0\0compiling (s)"] == [[1004, None, 0.75]]
@@ -191,7 +197,7 @@ def test_lines_of_other_types_are_passed_over(tmp_path):
     fields = (
         "step scalars description rate seconds differ count total unit metrics "
         "done members png name counts low high nan infinite lines event "
-        "label role rank excerpt job versions environment again host code"
+        "label role rank trainers excerpt job versions environment again host code"
     ).split()
     path = tmp_path / "record" / "trainer.0.jsonl"
     path.parent.mkdir()
@@ -200,6 +206,7 @@ def test_lines_of_other_types_are_passed_over(tmp_path):
             "scalars",
             "progress",
             "usage",
+            "waits",
             "image",
             "histogram",
             "compile",
@@ -495,6 +502,9 @@ def test_metrics_of_all_processes(job, read):
     assert value("jfluid_logged", "trainer 0", name="loss") == 1
     assert value("jfluid_step", "trainer 0", loop="train") == 4
     assert value("jfluid_examples_per_second", "trainer 0", loop="train") == 2.5
+    assert value("jfluid_round_waits_total", "server 0", trainer="1") == 3
+    assert value("jfluid_round_wait_seconds_total", "server 0", trainer="1") == 2.5
+    assert value("jfluid_round_pending_seconds", "server 0", trainer="1") == 40
     assert value("jfluid_failures_total", None) == 1
     assert body.count(b"# TYPE jfluid_step ") == 1
 

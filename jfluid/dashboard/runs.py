@@ -4,6 +4,7 @@ Contents of a record are not trusted: fields of unexpected types are passed over
 """
 
 import json
+import math
 import threading
 import time
 from collections import deque
@@ -19,6 +20,7 @@ from jfluid.record import FOLDER, lines
 _MOST_EVENTS = 5000
 _MOST_SERIES = 5000
 _MOST_COMPILATIONS = 200
+_MOST_WAITS = 100  # trainers that the rounds of a server have waited for
 _MOST_PROGRAMS = 50
 _DEEPEST, _MOST_CHILDREN = 20, 1000  # of a program's graph
 _MOST_HELD, _MOST_OF_ONE = 400_000, 4000  # points of a run, and of one of its names
@@ -74,6 +76,7 @@ class Run:
         self.compilations: deque[Json] = deque(maxlen=_MOST_COMPILATIONS)
         self.programs: dict[str, Json] = {}  # by fingerprint
         self.processes: dict[str, Json] = {}
+        self.waits: dict[str, Json] = {}  # by server: of its rounds, for trainers
         self.running: dict[str, bool] = {}  # by process, of those that a launcher has started
         self.starts: dict[str, int] = {}
         self.failures = 0
@@ -180,6 +183,15 @@ class Run:
             found = {"source": source, "t": line["t"], "tree": _tree(line.get("tree"), _DEEPEST)}
             self.programs[key] = change.setdefault("programs", {})[key] = found
 
+    def _take_waits(self, source: str, line: lines.Line, change: Json) -> None:
+        trainers = line.get("trainers")
+        found = {}
+        for name, values in [*trainers.items()][:_MOST_WAITS] if isinstance(trainers, dict) else ():
+            checked = [lines.number(value) for value in values] if isinstance(values, list) else []
+            if name.isdecimal() and len(checked) == 3 and all(v is not None and math.isfinite(v) for v in checked):
+                found[name[:20]] = checked
+        self.waits[source] = change.setdefault("waits", {})[source] = {"t": line["t"], "trainers": found}
+
     def _take_image(self, source: str, line: lines.Line, change: Json) -> None:
         png = line.get("png")
         if isinstance(png, str) and png.isascii():
@@ -269,6 +281,7 @@ class Run:
             "compilations": [*self.compilations],
             "programs": self.programs,
             "processes": self.processes,
+            "waits": self.waits,
             "job": self.job,
             "newest": self.newest,
             "dropped": self.dropped,

@@ -5,9 +5,14 @@ from prometheus_client import CollectorRegistry, Counter
 
 import jfluid as fluid
 from jfluid import record
-from jfluid.ps_server.metrics import Counted
+from jfluid.ps_server import recording
+from jfluid.ps_server.metrics import Counted, Metrics
 from jfluid.ps_server.recording import SECONDS_BETWEEN_LOOKS, ServerRecord
+from jfluid.ps_server.round_waits import Wait
 from jfluid.ps_server.server import Server, Settings
+from jfluid.ps_server.service import Service
+from jfluid.ps_server.store import Store
+from jfluid.ps_server.sync_rounds import TrainerGroup
 from jfluid.record import lines
 from tests.launch_case import wait_until
 
@@ -54,3 +59,16 @@ def test_a_server_records_its_tables_and_rounds(path):
         wait_until(lambda: path.exists() and recorded(path))
         (found, *_) = recorded(path)
         assert found["rounds"] == 0 and found["lost calls"] == 0
+
+
+def test_the_trainers_that_rounds_waited_for_the_longest_are_recorded(path, monkeypatch):
+    monkeypatch.setattr(recording, "_MOST_TRAINERS", 2)
+    store = Store()
+    metrics = Metrics(store)
+    metrics.waits = lambda: {3: Wait(1, 2.0, 0.0), 7: Wait(0, 0.5, 0.0), 9: Wait(4, 1.0, 30.0)}
+    server = ServerRecord(metrics.registry)
+    server.look()
+    record.current().flush()
+    (line,) = [line for line in lines.Tail(path).lines() if line["kind"] == "waits"]
+    assert line["trainers"] == {"9": [4, 1.0, 30.0], "3": [1, 2.0, 0.0]}
+    assert Service(store, TrainerGroup(store, 2), metrics=metrics).metrics.waits() == {}
