@@ -3,6 +3,7 @@
 import contextlib
 import json
 import re
+import time
 
 import pytest
 
@@ -11,7 +12,7 @@ from jfluid.dashboard.runs import Runs
 from jfluid.record.phases import NAMES, PREFIX, REST
 from tests import browser
 from tests.launch_case import PROLOGUE, Launcher, wait_until, write
-from tests.test_dashboard import HOSTILE, job, member, put, served  # noqa: F401
+from tests.test_dashboard import BEGIN, HOSTILE, job, member, put, served  # noqa: F401
 from tests.test_launch_record import LOGS, link_of
 
 pytestmark = [
@@ -130,6 +131,34 @@ def test_a_job_that_compiles_at_each_step(page, tmp_path):
         assert {"compilations", "compiling (s)"} <= {*texts(page, "#charts figcaption span")}
 
 
+def test_servers_their_tables_and_the_trainers_that_they_wait_for(page, tmp_path):
+    now = time.time() - BEGIN
+    for server in (0, 1):
+        numbers = {"rounds": 7, "calls/s: Pull": 2.5, "calls/s: Push": 2, "waiting for others: round": 0.25}
+        table = {"rows of w": 90 + server, "MB of w": 1.5, "rows made of w": 100, "rows expired of w": 10 - server}
+        put(
+            tmp_path / f"server.{server}.jsonl",
+            ("scalars", now, {"step": None, "scalars": numbers | table | {"staleness of w": 0.5}}),
+            ("waits", now, {"trainers": {"0": [2, 0.5, 0], "1": [5, 30.25, 40 + server]}}),
+        )
+    with shown(page, tmp_path):
+        cells = page.run(
+            "return ['serverrows', 'tablerows', 'waitrows'].map((id) => [...document.getElementById(id).rows]"
+            ".map((row) => [...row.cells].map((cell) => cell.innerText)))"
+        )
+        assert cells == [
+            [[f"server {server}", "4.5", "7", "0.25"] for server in (0, 1)],
+            [
+                [f"server {server}", "w", str(90 + server), "1.5", "100", str(10 - server), "", "0.5"]
+                for server in (0, 1)
+            ],
+            [
+                ["trainer 1", "10", "60.5", "for 41 s", "server 0, server 1"],
+                ["trainer 0", "4", "1", "", "server 0, server 1"],
+            ],
+        ]
+
+
 def of_ranks(folder, ranks):
     """A job of many ranks, of which the last one has failed."""
     put(
@@ -176,7 +205,7 @@ def test_jobs_of_2_and_of_200_ranks(page, tmp_path, ranks, size, scheme):
         assert page.run("return document.documentElement.dataset.theme") == scheme
         assert page.run("return document.documentElement.scrollWidth") == size[0]  # nothing sticks out
         assert page.text("#counts") == f"{ranks} processes, 1 failed"
-        assert len(texts(page, "#phaserows tr")) == ranks
+        wait_until(lambda: len(texts(page, "#phaserows tr")) == len(texts(page, "#rows tr")) == ranks)
         assert texts(page, "#phases li") == [*NAMES, REST]
         assert page.run("return document.querySelectorAll('#phaserows tr:first-child .stackbar span').length") == 6
         assert "snapshot of server 0 (round 4, 10 rows, 0.1 s)" in page.text("#events")

@@ -134,7 +134,7 @@ def test_a_graph_of_another_form_is_shown_as_far_as_it_is_one(tmp_path):
             file.write(lines.encode("program", 1, {"fingerprint": repr(tree)[:8], "tree": tree}))
     found = runs.Runs([tmp_path])
     found.look()
-    told = found.everything()["runs"][0]["programs"]
+    told = json.loads(found.everything())["runs"][0]["programs"]
     assert len(told) == 5
     json.dumps(told, allow_nan=False)
     tree = next(iter(told.values()))["tree"]

@@ -133,7 +133,7 @@ def application(runs: Runs, access: Access | None, port: int) -> ASGIApp:
         return HTMLResponse(exports.page())
 
     def data(request: Request) -> Response:
-        return JSONResponse(runs.everything())
+        return Response(runs.everything(), media_type="application/json")
 
     def events(request: Request) -> Response:
         since = request.query_params.get("since", "")

@@ -5,7 +5,6 @@ import csv
 import functools
 import hashlib
 import io
-import json
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -73,13 +72,9 @@ def _hash(text: str) -> str:
 
 def offline(runs: Runs) -> str:
     """Return the page with all that is known in it, which loads nothing."""
-    data = runs.everything(_POINTS) | {
-        "logs": [
-            {name: logs.tail(run.folder, name, _LOG_BYTES) for name in logs.names(run.folder)} for run in runs.runs
-        ]
-    }
+    tails = [{name: logs.tail(run.folder, name, _LOG_BYTES) for name in logs.names(run.folder)} for run in runs.runs]
     # in a script nothing but its end means anything to HTML
-    text = json.dumps(data, allow_nan=False).replace("<", "\\u003c")
+    text = runs.everything(_POINTS, logs=tails).replace("<", "\\u003c")
     filled = _DATA.replace("></script>", f">{text}</script>")
     meta = f'<meta http-equiv="Content-Security-Policy" content="{policy()}">'
     head, found, rest = page().partition(_DATA)

@@ -73,7 +73,9 @@ def _of_run(run: Run) -> Iterator[Metric]:
         "Seconds between the first gradients of a server's rounds and those of this trainer",
         labels=["run", "process", "trainer"],
     )
-    pending = gauge("round_pending_seconds", "Seconds that a server's next round has waited for this trainer", "trainer")
+    pending = gauge(
+        "round_pending_seconds", "Seconds that a server's next round has waited for this trainer", "trainer"
+    )
     for process, held in run.waits.items():
         for trainer, (rounds, seconds_waited, so_far) in held["trainers"].items():
             waits.add_metric([run.name, process, trainer], rounds)

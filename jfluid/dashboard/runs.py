@@ -268,12 +268,12 @@ class Run:
 
     # ---- what a page gets ----------------------------------------------------------------------------
 
-    def everything(self, points: int) -> Json:
-        """Return the state of the run, with about `points` points of each name."""
-        return {
+    def everything(self, points: int) -> str:
+        """Return the state of the run as JSON, with about `points` points of each name."""
+        series = ",".join(f"{json.dumps(chr(0).join(key))}:{series.few(points)}" for key, series in self.series.items())
+        state = {
             "name": self.name,
             "folder": printable(str(self.folder), lines=False),
-            "series": {"\0".join(key): written(series.few(points)) for key, series in self.series.items()},
             "events": [*self.events],
             "progress": {"\0".join(key): report for key, report in self.progress.items()},
             "images": [image for images in self.images.values() for image in images],
@@ -287,6 +287,7 @@ class Run:
             "dropped": self.dropped,
             "launched": self.is_live,
         }
+        return f'{json.dumps(state, allow_nan=False)[:-1]},"series":{{{series}}}}}'
 
     @property
     def is_live(self) -> bool:
@@ -322,6 +323,8 @@ class Runs:
         threading.Thread(target=self._watch, name="jfluid-dashboard", daemon=True).start()
 
     def _watch(self) -> None:
+        self.look()
+        self.everything()  # the first page finds the thinned points of all series
         while True:
             self.look()
             self._looks += 1
@@ -389,18 +392,20 @@ class Runs:
             return iter(['{"reload":true}'])
         return iter(found)
 
-    def everything(self, most: int = _MOST_POINTS) -> Json:
-        """Return all that is known, with a number that `updates` takes."""
+    def everything(self, most: int = _MOST_POINTS, **more: Any) -> str:
+        """Return all that is known as JSON, with a number that `updates` takes, and `more` fields."""
         with self.lock:
             count = sum(len(run.series) for run in self.runs)
             points = max(most // max(count, 1), _FEWEST_POINTS)
-            return {
+            state = {
                 "sequence": self.sequence,
                 "reading": self.reading,
                 "now": time.time(),
                 "silence": _SECONDS_OF_SILENCE,
-                "runs": [run.everything(points) for run in self.runs],
+                **more,
             }
+            runs = ",".join(run.everything(points) for run in self.runs)
+        return f'{json.dumps(state, allow_nan=False)[:-1]},"runs":[{runs}]}}'
 
 
 def _names(folders: Sequence[Path]) -> list[str]:

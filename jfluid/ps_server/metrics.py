@@ -140,12 +140,18 @@ class _State:
             "jfluid_ps_table_waiting", "Ids that the entry rule keeps waiting", labels=["table"]
         )
         size = GaugeMetricFamily("jfluid_ps_table_bytes", "Bytes of a table's indexes and pages", labels=["table"])
+        made = CounterMetricFamily(
+            "jfluid_ps_table_made", "Rows that a table got, with rows of a restored snapshot", labels=["table"]
+        )
+        expired = CounterMetricFamily("jfluid_ps_table_expired", "Rows that shrink has dropped", labels=["table"])
         for name, table in list(self._store.tables.items()):
             label = [_shown(name)]
+            made.add_metric(label, len(table) + table.expired)
+            expired.add_metric(label, table.expired)
             rows.add_metric(label, len(table))
             waiting.add_metric(label, table.waiting)
             size.add_metric(label, table.nbytes)
-        yield from (rows, waiting, size)
+        yield from (rows, waiting, size, made, expired)
         yield GaugeMetricFamily("jfluid_ps_rounds", "Rounds of synchronous training", value=self._store.rounds)
         yield GaugeMetricFamily(
             "jfluid_ps_lost_calls",

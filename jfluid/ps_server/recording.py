@@ -13,6 +13,8 @@ _STATES = {
     "jfluid_ps_table_rows": ("rows of {table}", 1.0),
     "jfluid_ps_table_bytes": ("MB of {table}", 1e-6),
     "jfluid_ps_table_waiting": ("ids that wait to enter {table}", 1.0),
+    "jfluid_ps_table_made_total": ("rows made of {table}", 1.0),
+    "jfluid_ps_table_expired_total": ("rows expired of {table}", 1.0),
     "jfluid_ps_rounds": ("rounds", 1.0),
     "jfluid_ps_lost_calls": ("lost calls", 1.0),
 }

@@ -1,11 +1,12 @@
 """What a server writes into the job's record."""
 
+import numpy as np
 import pytest
 from prometheus_client import CollectorRegistry, Counter
 
 import jfluid as fluid
 from jfluid import record
-from jfluid.ps_server import recording
+from jfluid.ps_server import recording, specs
 from jfluid.ps_server.metrics import Counted, Metrics
 from jfluid.ps_server.recording import SECONDS_BETWEEN_LOOKS, ServerRecord
 from jfluid.ps_server.round_waits import Wait
@@ -52,6 +53,19 @@ def test_what_grows_is_by_the_second(path):
         {"calls/s: Pull": 15 / SECONDS_BETWEEN_LOOKS, "staleness of w 1": 3.0},
         {"calls/s: Pull": 0.0},
     ]
+
+
+def test_rows_that_were_made_and_rows_that_expired_are_recorded(path):
+    store = Store()
+    table = store.create_table(specs.TableSpec(name="t", width=1, optimizer=specs.Sgd(learning_rate=1)))
+    for first in (0, 10):
+        ids = np.arange(first, first + 10)
+        table.look_up(ids)
+        table.push(ids, np.ones((10, 1), np.float32))
+    assert table.shrink(1) == 10
+    ServerRecord(Metrics(store).registry).look()
+    (found,) = recorded(path)
+    assert (found["rows of t"], found["rows made of t"], found["rows expired of t"]) == (10, 20, 10)
 
 
 def test_a_server_records_its_tables_and_rounds(path):

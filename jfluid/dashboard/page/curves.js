@@ -1,5 +1,5 @@
 // Curves of logged values: one canvas for each name.
-import {STEP, byName, data, started} from "./data.js";
+import {STEP, byName, data, started, titled} from "./data.js";
 import {$, css, el} from "./dom.js";
 import {fmt, lasting, short, ticks} from "./numbers.js";
 
@@ -52,7 +52,7 @@ function linesOf(found) {
     .map((s, i) => {
       const begin = started(s.run);
       const raw = s.run.series[s.key].map((p) => [axis === "step" && p[1] !== null ? p[1] : p[0] - begin, p[2], p]);
-      const name = (data.runs.length > 1 ? `${s.run.name}, ` : "") + s.process;
+      const name = titled(s.run, s.process);
       return {name, raw, points: smoothed(raw, weight), colour: `--l${i % 10}`, dash: Math.floor(i / 10) % 3};
     });
 }

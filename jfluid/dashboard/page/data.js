@@ -23,6 +23,7 @@ export function merge(told) {
     Object.assign(run.progress, change.progress || {});
     Object.assign(run.processes, change.processes || {});
     Object.assign(run.programs, change.programs || {});
+    Object.assign(run.waits, change.waits || {});
     for (const name of ["events", "images", "histograms", "compilations"]) {
       run[name] = run[name].concat(change[name] || []);
       run[name] = run[name].slice(name === "events" ? -5000 : -400);
@@ -112,10 +113,11 @@ export function processesOf(run) {
   return {list: [...found.values()].sort(byName), ended, failure, lost};
 }
 const labelOf = (name) => name.replace("trainer ", "rank ");
+// A name of one run, with the run where there are several.
+export const titled = (run, name) => (data.runs.length > 1 ? `${run.name}, ${name}` : name);
 export const byName = (a, b) => a.name.localeCompare(b.name, "en", {numeric: true});
 export function stateOf(run, p) {
   if (p.ended) return p.ended.code === 0 ? ["finished", "good"] : [`failed, exit code ${p.ended.code}`, "bad"];
   if (p.lost) return [`silent for ${lasting(now() - run.newest)}`, "warn"];
   return ["running", "good"];
 }
-

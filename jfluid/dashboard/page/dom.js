@@ -20,6 +20,20 @@ export const stored = (name, value) => {
     return null;
   }
 };
+// Show `make(item)` for each item as the children of a node; many items follow when the page has been drawn.
+const AT_ONCE = 40;
+export function put(node, items, make) {
+  const mine = (node.putting = (node.putting || 0) + 1);
+  const before = node.children.length;
+  if (before > AT_ONCE || items.length <= AT_ONCE) {
+    node.replaceChildren(...items.map(make));
+    return;
+  }
+  node.replaceChildren(...items.slice(0, AT_ONCE).map(make));
+  setTimeout(() => {
+    if (node.putting === mine) node.append(...items.slice(AT_ONCE).map(make));
+  });
+}
 export const theme = () => document.documentElement.dataset.theme;
 export const css = (name) => getComputedStyle(document.documentElement).getPropertyValue(name).trim();
 export function setOptions(select, options) {

@@ -1,5 +1,5 @@
 // The folded graph of a program.
-import {data} from "./data.js";
+import {data, titled} from "./data.js";
 import {$, el, setOptions} from "./dom.js";
 import {clock, fmt} from "./numbers.js";
 
@@ -10,7 +10,7 @@ export function drawGraph() {
       .sort(([, a], [, b]) => b.tree.children.length - a.tree.children.length || b.tree.ops - a.tree.ops)
       .map(([key, p]) => [
         `${r}\0${key}`,
-        `${data.runs.length > 1 ? `${run.name}, ` : ""}${fmt(p.tree.ops)} operators, first compiled by ${p.source} at ${clock(p.t)}`,
+        titled(run, `${fmt(p.tree.ops)} operators, first compiled by ${p.source} at ${clock(p.t)}`),
         p,
       ]),
   );

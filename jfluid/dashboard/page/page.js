@@ -1,12 +1,13 @@
 // Loads the runs, follows their changes, and draws all parts.
 import {drawCharts, showMore} from "./curves.js";
-import {byName, data, merge, processesOf, read, stateOf} from "./data.js";
+import {byName, data, merge, processesOf, read, stateOf, titled} from "./data.js";
 import {$, el, get, setOptions, stored, theme} from "./dom.js";
 import {drawGraph, foldAll} from "./graph.js";
 import {drawJobs} from "./job.js";
 import {listLogs, showLog} from "./logs.js";
 import {drawPictures} from "./pictures.js";
 import {drawProcesses} from "./processes.js";
+import {drawServers} from "./servers.js";
 import {drawSteps, profileNow} from "./steps.js";
 import {drawCompilations, drawTimeline} from "./timeline.js";
 
@@ -21,11 +22,10 @@ export function draw() {
     }),
   );
   const failures = known
-    .map((k, r) =>
-      k.failure && !k.failure.again
-        ? `${data.runs.length > 1 ? `${data.runs[r].name}: ` : ""}${k.failure.label} failed first (${k.failure.reason}). `
-        : "",
-    )
+    .map((k, r) => {
+      if (!k.failure || k.failure.again) return "";
+      return `${titled(data.runs[r], k.failure.label)} failed first (${k.failure.reason}). `;
+    })
     .join("");
   const dropped = data.runs.reduce((sum, run) => sum + (run.dropped || 0), 0);
   const problem = failures + (dropped ? `${dropped} lines of the record are missing.` : "");
@@ -46,6 +46,7 @@ export function draw() {
   drawCharts();
   drawProcesses(known);
   drawSteps(known);
+  drawServers();
   drawTimeline();
   drawGraph();
   drawCompilations();
@@ -74,7 +75,7 @@ async function load() {
   data.skew = data.now - Date.now() / 1000;
   data.runs.forEach(read);
   draw();
-  performance.mark("drawn");
+  requestAnimationFrame(() => setTimeout(() => performance.mark("drawn")));
   await listLogs();
   await showLog(false);
   follow();

@@ -59,7 +59,8 @@ function showPicture(p, kind, title) {
     high = num(line.high),
     peak = Math.max(1, ...line.counts);
   const odd = line.nan + line.infinite ? `, ${fmt(line.nan)} NaN, ${fmt(line.infinite)} infinite` : "";
-  const about = `step ${fmt(line.step)}, from ${fmt(low)} to ${fmt(high)}, ${fmt(line.counts.reduce((a, b) => a + b, 0))} elements${odd}`;
+  const count = line.counts.reduce((a, b) => a + b, 0);
+  const about = `step ${fmt(line.step)}, from ${fmt(low)} to ${fmt(high)}, ${fmt(count)} elements${odd}`;
   p.note.textContent = about;
   p.body.setAttribute("aria-label", `Histogram of ${title}: ${about}`);
   const width = p.body.clientWidth || 300,

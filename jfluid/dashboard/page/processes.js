@@ -1,6 +1,6 @@
 // The table of processes.
 import {data, now} from "./data.js";
-import {$, el} from "./dom.js";
+import {$, el, put} from "./dom.js";
 import {fmt, lasting, num} from "./numbers.js";
 
 let order = ["name", 1];
@@ -91,23 +91,21 @@ export function drawProcesses(known) {
     if (th.dataset.key === by) th.setAttribute("aria-sort", way > 0 ? "ascending" : "descending");
     else th.removeAttribute("aria-sort");
   }
-  $("rows").replaceChildren(
-    ...shown.map((row) =>
-      el(
-        "tr",
-        {},
-        several ? el("td", {class: "wrap"}, row.run) : null,
-        el("th", {scope: "row"}, row.name),
-        el("td", {}, row.host),
-        el("td", {class: row.kind}, row.state),
-        el("td", {class: "n"}, row.steps),
-        el("td", {class: "n"}, row.rates),
-        el("td", {class: "wrap"}, row.metrics),
-        el("td", {class: "n"}, row.memory < 0 ? "" : `${fmt(Math.round(row.memory))} MB`),
-        el("td", {class: "n"}, row.eta < 0 ? "" : lasting(row.eta)),
-        el("td", {class: "n"}, row.restarts ? String(row.restarts) : ""),
-        el("td", {class: "n"}, row.sign ? `${lasting(now() - row.sign)} ago` : ""),
-      ),
+  put($("rows"), shown, (row) =>
+    el(
+      "tr",
+      {},
+      several ? el("td", {class: "wrap"}, row.run) : null,
+      el("th", {scope: "row"}, row.name),
+      el("td", {}, row.host),
+      el("td", {class: row.kind}, row.state),
+      el("td", {class: "n"}, row.steps),
+      el("td", {class: "n"}, row.rates),
+      el("td", {class: "wrap"}, row.metrics),
+      el("td", {class: "n"}, row.memory < 0 ? "" : `${fmt(Math.round(row.memory))} MB`),
+      el("td", {class: "n"}, row.eta < 0 ? "" : lasting(row.eta)),
+      el("td", {class: "n"}, row.restarts ? String(row.restarts) : ""),
+      el("td", {class: "n"}, row.sign ? `${lasting(now() - row.sign)} ago` : ""),
     ),
   );
   const bad = rows.filter((row) => row.kind === "bad").length;

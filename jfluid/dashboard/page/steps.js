@@ -1,6 +1,6 @@
 // The time of a step by phase: a table, and bars over time.
-import {STEP, byName, data, started} from "./data.js";
-import {$, css, el, paint, setOptions} from "./dom.js";
+import {STEP, byName, data, started, titled} from "./data.js";
+import {$, css, el, put, paint, setOptions} from "./dom.js";
 import {fmt, lasting, mean, millis, short, ticks} from "./numbers.js";
 
 const PHASES = ["reader", "rows", "compute", "exchange", "waiting", "script"];
@@ -30,7 +30,7 @@ export function drawSteps(known) {
       for (const phase of PHASES) means[phase] = mean((series[phase] || []).filter((p) => p[0] >= last - span));
       rows.push({
         run,
-        name: (data.runs.length > 1 ? `${run.name}, ` : "") + process,
+        name: titled(run, process),
         key: `${r}\0${process}`,
         series,
         means,
@@ -51,24 +51,22 @@ export function drawSteps(known) {
   $("phaseheads").replaceChildren(
     ...["Process", "", "Step", ...used].map((head) => el("th", {scope: "col"}, head)),
   );
-  $("phaserows").replaceChildren(
-    ...rows.slice(0, 500).map((row) => {
-      const bar = el("div", {class: "stackbar", "aria-hidden": "true"});
-      for (const phase of used) {
-        const part = paint(el("span", {title: `${phase}: ${fmt(row.means[phase])} ms`}), PHASE_COLOURS[phase]);
-        part.style.width = `${(100 * row.means[phase]) / most}%`;
-        bar.append(part);
-      }
-      return el(
-        "tr",
-        {},
-        el("th", {scope: "row"}, row.name),
-        el("td", {}, bar),
-        el("td", {class: "n"}, `${millis(row.total)} ms`),
-        ...used.map((phase) => el("td", {class: "n"}, row.means[phase] ? millis(row.means[phase]) : "")),
-      );
-    }),
-  );
+  put($("phaserows"), rows.slice(0, 500), (row) => {
+    const bar = el("div", {class: "stackbar", "aria-hidden": "true"});
+    for (const phase of used) {
+      const part = paint(el("span", {title: `${phase}: ${fmt(row.means[phase])} ms`}), PHASE_COLOURS[phase]);
+      part.style.width = `${(100 * row.means[phase]) / most}%`;
+      bar.append(part);
+    }
+    return el(
+      "tr",
+      {},
+      el("th", {scope: "row"}, row.name),
+      el("td", {}, bar),
+      el("td", {class: "n"}, `${millis(row.total)} ms`),
+      ...used.map((phase) => el("td", {class: "n"}, row.means[phase] ? millis(row.means[phase]) : "")),
+    );
+  });
   setOptions(
     $("stepwho"),
     rows.map((row) => [row.key, row.name]),
@@ -154,8 +152,9 @@ function drawStack(row, used) {
       Math.min(Math.max(left + ((t + begin - t0) / (t1 - t0)) * (width - left - right), left + 8), width - 24),
       height - bottom + 6,
     );
+  const newest = used.map((phase, k) => `${phase} ${fmt(heights[k].at(-1))}`);
   canvas.setAttribute(
     "aria-label",
-    `Milliseconds of a step of ${row.name} over time, newest: ${used.map((phase, k) => `${phase} ${fmt(heights[k].at(-1))}`).join(", ")}`,
+    `Milliseconds of a step of ${row.name} over time, newest: ${newest.join(", ")}`,
   );
 }

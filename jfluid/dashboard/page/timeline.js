@@ -1,5 +1,5 @@
 // The timeline of starts, ends, failures, snapshots and profiles, and the compilations.
-import {data} from "./data.js";
+import {data, titled} from "./data.js";
 import {$, el} from "./dom.js";
 import {clock, fmt} from "./numbers.js";
 
@@ -109,7 +109,7 @@ export function drawCompilations() {
         "tr",
         {},
         el("td", {class: "n"}, clock(c.t)),
-        el("th", {scope: "row"}, (data.runs.length > 1 ? `${run.name}, ` : "") + c.source),
+        el("th", {scope: "row"}, titled(run, c.source)),
         el("td", {class: "n"}, fmt(c.seconds)),
         el("td", {class: "n"}, fmt(c.count)),
         el("td", {class: "wrap"}, c.differ),
