@@ -67,6 +67,7 @@ def test_other_threads_and_processes_without_a_record_count_nothing():
 def test_steps_of_both_modes(folder):
     x = fluid.data("x", [None, 4])
     loss = fluid.layers.reduce_sum(x)
+    before = record.phases.PHASES.steps
     exe = fluid.Executor(fluid.CPUPlace())
     loader = fluid.io.DataLoader.from_generator([x], capacity=2)
     loader.set_batch_generator(lambda: ([np.ones((2, 4), "float32")] for _ in range(3)), fluid.cpu_places(1))
@@ -74,8 +75,7 @@ def test_steps_of_both_modes(folder):
         exe.run(feed=feed, fetch_list=[loss])
     record.current().close()
     found = [line for path in folder.glob("*") for line in lines.Tail(path).lines()]
-    record.phases.PHASES.numbers()
-    assert record.phases.PHASES.steps >= 3
+    assert record.phases.PHASES.steps == before + 3
     assert any(line["kind"] == "program" for line in found)
 
 
@@ -122,6 +122,29 @@ def test_a_graph_is_bounded(monkeypatch):
         return 1 + sum(map(count, node["children"]))
 
     assert count(tree) == 4 and tree["ops"] == len(ops)
+
+
+def test_the_phases_of_imperative_mode(monkeypatch):
+    """A large product computes for longer than Python records its operators; reading a number waits for it."""
+    monkeypatch.setattr(record.phases.PHASES, "on", True)
+    with fluid.dygraph.guard():
+        layer = fluid.dygraph.Linear(512, 512)
+        sgd = fluid.optimizer.SGD(0.01, parameter_list=layer.parameters())
+        x = fluid.dygraph.to_variable(np.ones((512, 512), "float32"))
+        for step in range(12):
+            if step == 4:  # after the compilations
+                record.phases.PHASES.numbers()
+                begin = time.perf_counter()
+            loss = fluid.layers.reduce_mean(layer(layer(layer(x))))
+            loss.backward()
+            sgd.minimize(loss)
+            layer.clear_gradients()
+            assert np.isfinite(loss.numpy()).all()
+    seconds = time.perf_counter() - begin
+    found = record.phases.PHASES.numbers()
+    assert 0 < found[PREFIX + "compute"] <= seconds / 8 * 1e3
+    assert found[PREFIX + "compute"] + found[PREFIX + REST] == pytest.approx(seconds / 8 * 1e3, rel=0.2)
+    assert found[PREFIX + "compute"] > found[PREFIX + REST] / 4
 
 
 def test_a_graph_of_another_form_is_shown_as_far_as_it_is_one(tmp_path):
