@@ -1,6 +1,7 @@
 """The page in a real browser: Debian's chromium, where there is one with its driver."""
 
 import contextlib
+import gzip
 import json
 import re
 import time
@@ -13,7 +14,7 @@ from jfluid.record.phases import NAMES, PREFIX, REST
 from tests import browser
 from tests.launch_case import PROLOGUE, Launcher, wait_until, write
 from tests.test_dashboard import BEGIN, HOSTILE, job, member, put, served  # noqa: F401
-from tests.test_launch_record import LOGS, link_of
+from tests.test_launch_record import LOGS, get, link_of
 
 pytestmark = [
     pytest.mark.process,
@@ -97,6 +98,39 @@ def test_a_job_whose_trainer_is_killed_while_the_page_is_open(page, tmp_path, mo
         assert "RuntimeError: out of <b>coffee</b>" in page.text("#events li.bad pre")
         launcher.communicate()
     wait_until(lambda: page.text("#link") == "not connected")
+
+
+def test_the_profile_button_brings_a_trace_back(page, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    script = """
+from jfluid import record
+from jfluid.record.phases import PHASES
+record.current()
+while not os.path.exists("stop"):
+    with PHASES.phase("compute"):
+        time.sleep(0.02)
+    PHASES.step()
+"""
+    write("train.py", PROLOGUE + script)
+    with Launcher("--dashboard", "--cpus", "2", "train.py", forks=True) as launcher:
+        link = link_of(launcher)
+        page.open(link.group(0))
+        wait_until(lambda: page.run("return !document.querySelector('#profiling').closest('[hidden]')"))
+        page.click("#profile")
+        wait_until(lambda: "the next 10 steps are profiled" in page.text("#profilenote"))
+        wait_until(lambda: "profile: " in page.text("#events") and texts(page, "#events a"))
+        (name,) = texts(page, "#events a")
+        address = page.run("return document.querySelector('#events a').getAttribute('href')")
+        status, body = get(int(link.group(1)), address)
+        assert status == 200 and (tmp_path / "mylog" / name).read_bytes() == body
+        found = json.loads(gzip.decompress(body))["traceEvents"]
+        assert {e["args"]["name"] for e in found if e["name"] == "process_name"} == {"trainer 0", "trainer 1"}
+        for process in {e["pid"] for e in found}:
+            assert sum(e["name"] == "compute" for e in found if e["pid"] == process) >= 10
+        assert page.complaints() == []
+        write("stop", "")
+        launcher.communicate()
+    assert launcher.returncode == 0
 
 
 def test_a_restart(page, tmp_path):
