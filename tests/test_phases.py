@@ -49,6 +49,16 @@ def test_numbers_are_those_of_a_step():
     assert phases.numbers()[PREFIX + "rows"] == pytest.approx(8)
 
 
+def test_the_script_before_its_first_step_is_no_part_of_a_step():
+    phases = Phases()
+    phases.on = True
+    phases._told_at -= 1000.0  # imports, and data
+    phases.add("compute", 1.0, 1.008)
+    phases.step()
+    found = phases.numbers()
+    assert found[PREFIX + "compute"] == pytest.approx(8) and found[PREFIX + REST] < 1000
+
+
 def test_other_threads_and_processes_without_a_record_count_nothing():
     phases = Phases()
     with phases.phase("reader"):

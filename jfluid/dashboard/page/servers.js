@@ -44,7 +44,7 @@ function waitsOf(run) {
       wait.rounds += rounds;
       wait.seconds += seconds;
       // an old line says nothing of the next round
-      if (pending && now() - t < data.silence) wait.pending = Math.max(wait.pending, pending);
+      if (pending >= 1 && now() - t < data.silence) wait.pending = Math.max(wait.pending, pending);
       wait.by.push(server);
     }
   }
