@@ -153,8 +153,8 @@ class Engine:
     def runner(self, program: Program, use_prune: bool = False) -> Runner | None:
         """Return the Runner of a program that works with parameter servers; None for other programs.
 
-        Raises UnsupportedError for a program with servers that is to be pruned, UntrustedOperatorError for a program that
-        was read and would act.
+        Raises UnsupportedError for a program with servers that is to be pruned, UntrustedOperatorError for a program
+        that was read and would act.
         """
         program.refuse_acting()
         found = self._runners.get_or_make(program.identity, lambda: self._find_runner(program, self))

@@ -101,7 +101,7 @@ def _has_started() -> bool:
 
 
 def _check_address(endpoint: str) -> None:
-    """Raise PlaceError for an address at which this machine cannot listen: JAX would end the process without a message."""
+    """Raise PlaceError for an address at which this machine cannot listen: JAX would end the process silently."""
     host, _, _ = endpoint.rpartition(":")
     try:
         family, kind, protocol, _, address = socket.getaddrinfo(host.strip("[]"), 0, type=socket.SOCK_STREAM)[0]

@@ -137,9 +137,11 @@ def test_contributing_lists_every_folder():
 
 def test_stale_names_are_found():
     # HERE stands for jfluid, so that this file states no names that there are not.
-    page = """`HERE/gone.py`, `HERE/no_folder`, `missing.py`, `python -m jfluid.gone`, `fluid.layers.gone(x)`, `JFLUID_GONE=1`,
-        `tests/test_architecture.py::test_gone`. There are `HERE/errors.py`, `errors.py`, `fluid.layers.fc`,
-        `HERE/ops/<family>.py`, `train.py`, `JFLUID_PS_RESTORE=1`, `tests/test_architecture.py::test_stale_names_are_found`.
+    page = """`HERE/gone.py`, `HERE/no_folder`, `missing.py`, `python -m jfluid.gone`, `fluid.layers.gone(x)`,
+        `JFLUID_GONE=1`, `tests/test_architecture.py::test_gone`. There are `HERE/errors.py`, `errors.py`,
+        `fluid.layers.fc`,
+        `HERE/ops/<family>.py`, `train.py`, `JFLUID_PS_RESTORE=1`,
+        `tests/test_architecture.py::test_stale_names_are_found`.
         ```
         `HERE/in_an_example.py`
         ```"""

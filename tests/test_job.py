@@ -209,8 +209,8 @@ def test_yaml_1_2_scalars(text, value):
         (
             "script: train.py\nenv: {A: true}",
             [
-                "job.yaml:2:7: env.A: must be text or a number: an environment variable has no true or false; quote it, "
-                "found True"
+                "job.yaml:2:7: env.A: must be text or a number: an environment variable has no true or false; quote "
+                "it, found True"
             ],
         ),
         (

@@ -41,7 +41,7 @@ def folder() -> Path | None:
         return None
     except OSError:  # it is not there yet
         found = named
-    others = jax.config.jax_compilation_cache_dir  # type: ignore[attr-defined]  # a field made by JAX's import
+    others = jax.config.jax_compilation_cache_dir  # type: ignore[attr-defined]
     return found if others in (None, str(named), str(found)) else None
 
 
@@ -51,7 +51,7 @@ def use() -> None:
     A cache that the user has set in JAX stays, and an empty flag disables it.
     JAX keys its entries by jaxlib's version, the host's CPU and the program.
     """
-    if not flags.get(_DIRECTORY) or jax.config.jax_compilation_cache_dir:  # type: ignore[attr-defined]  # a field made by JAX's import
+    if not flags.get(_DIRECTORY) or jax.config.jax_compilation_cache_dir:  # type: ignore[attr-defined]
         return
     if (path := folder_for_jax()) is not None:
         jax.config.update("jax_compilation_cache_dir", str(path))

@@ -154,7 +154,7 @@ class DataLoader:
 
     @staticmethod
     def from_dataset(dataset: Any, places: Any, drop_last: bool = True) -> "DatasetLoader":
-        """Return a loader of the batches of a `QueueDataset` or `InMemoryDataset`; see DatasetLoader for the arguments."""
+        """Return a loader of the batches of a `QueueDataset` or `InMemoryDataset`; DatasetLoader has the arguments."""
         return DatasetLoader(dataset, places, drop_last)
 
 

@@ -23,7 +23,8 @@ _PORT = re.compile(r"\d+|\S+:\d+")
 class Command:
     """A parsed command line.
 
-    `action` is run, print, slurm, k8s or jobset. The manifests k8s and jobset have a container `image` and `sizes` of pods.
+    `action` is run, print, slurm, k8s or jobset. The manifests k8s and jobset have a container `image` and `sizes` of
+    pods.
     """
 
     job: Job

@@ -254,8 +254,8 @@ def _of_openmpi(environment: Mapping[str, str]) -> Node | None:
 def mpi_process(environment: Mapping[str, str] = os.environ) -> Node | None:
     """Return this process's rank in an MPI job, or None outside of MPI.
 
-    Reads the variables of Open MPI, MPICH and Intel MPI. The coordinator is 127.0.0.1 if all ranks share this host. Raises
-    JobError for variables that are no numbers.
+    Reads the variables of Open MPI, MPICH and Intel MPI. The coordinator is 127.0.0.1 if all ranks share this host.
+    Raises JobError for variables that are no numbers.
     """
     found = _of_openmpi(environment)
     if found is not None:

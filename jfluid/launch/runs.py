@@ -215,8 +215,8 @@ class _GangRunner(_Runner):
         if failure.excerpt:
             say(textwrap.indent(failure.excerpt, "    "))
         _say(
-            f"{self.job.name}: {failure.label} failed first ({failure.reason}) after {seconds:.1f} s; all processes were "
-            f"ended; {f'its log: {failure.log}' if failure.log else logs}"
+            f"{self.job.name}: {failure.label} failed first ({failure.reason}) after {seconds:.1f} s; all processes "
+            f"were ended; {f'its log: {failure.log}' if failure.log else logs}"
         )
         if isinstance(self.job, ParameterServerJob) and self.job.snapshots is not None:
             _say("the job goes on from its snapshots when it is started with --set snapshots.resume=true")
@@ -267,8 +267,8 @@ def _check_snapshots(job: Job, secret: str) -> None:
     folders = sorted(Path(snapshots.folder).glob("server-*"))
     if (owner := snapshot_owner.of_another_job(folders, secret)) is not None:
         raise JobError(
-            f"jfluid-launch: snapshots.folder: {snapshots.folder} belongs to {owner}, which is running: two jobs cannot "
-            "write their snapshots into one folder; name another one, or end that job"
+            f"jfluid-launch: snapshots.folder: {snapshots.folder} belongs to {owner}, which is running: two jobs "
+            "cannot write their snapshots into one folder; name another one, or end that job"
         )
     if not snapshots.resume and any(Path(snapshots.folder).glob("server-*/*.json")):
         raise JobError(

@@ -170,7 +170,8 @@ def _patience_s(owner: Owner | None, mark: str) -> float:
 def _taken(folder: Path) -> str:
     return (
         f"{folder} belongs to {read(folder) or 'another job'}, which is running: two jobs cannot write their snapshots "
-        "into one folder. Name another one (snapshots.folder of the job file, JFLUID_PS_SNAPSHOT_FOLDER), or end that job"
+        "into one folder. Name another one (snapshots.folder of the job file, JFLUID_PS_SNAPSHOT_FOLDER), or end that "
+        "job"
     )
 
 
@@ -179,8 +180,10 @@ def _check_restart(folder: Path, before: Owner | None, mark: str, restarted: boo
         return
     if restarted:
         raise errors.ServerError(
-            f"{folder} belongs to {before}, which has taken it since this server's job began: its snapshots are not this "
-            "job's. Name another folder, or start the job with snapshots.resume (JFLUID_PS_RESTORE=1) to go on from them"
+            f"{folder} belongs to {before}, which has taken it since this server's job began: its snapshots are not "
+            "this "
+            "job's. Name another folder, or start the job with snapshots.resume (JFLUID_PS_RESTORE=1) to go on from "
+            "them"
         )
     _LOG.warning("%s was that of %s: this job goes on from its snapshots", folder, before)
 

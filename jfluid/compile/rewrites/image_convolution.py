@@ -320,8 +320,8 @@ def _many_filters(grad: Array, filters: int, kernel: Sequence[int], params: dict
 def _much_border(grad: Array, sizes: Sequence[int], params: dict[str, Any]) -> bool:
     """Return True if windows mostly overlap borders.
 
-    The product of each position with all places of its window, and the sum of overlapping windows, then cost less than a
-    convolution.
+    The product of each position with all places of its window, and the sum of overlapping windows, then cost less than
+    a convolution.
 
     Args:
         grad: [batch, ..., out].
@@ -375,8 +375,8 @@ def _folds(x: Array, w: Filter, params: dict[str, Any]) -> int:
 def _folded(x: Array, w: Array, params: dict[str, Any], folds: int) -> Array:
     """Convolve with `folds` adjacent columns of the output as channels.
 
-    The columns of the image are channels, too. The filter that gives output column j of a block is `w` at j strides from the
-    block's beginning.
+    The columns of the image are channels, too. The filter that gives output column j of a block is `w` at j strides
+    from the block's beginning.
 
     Args:
         w: [out, in, height, width].

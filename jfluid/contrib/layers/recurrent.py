@@ -221,7 +221,7 @@ def _both_ways(
     batch_first: bool,
     after: Callable[[Variable], Variable],
 ) -> tuple[Variable, ...]:
-    """Run the units of each direction; `init` has, for each kind of state, [layers * directions, batch, width] or None."""
+    """Run the units of each direction; `init` has [layers * directions, batch, width] or None for each state."""
     check_variable(x, "contrib.layers", "input")
     ways, layers, states = len(units), len(units[0]), len(init)
     if batch_first:

@@ -215,7 +215,7 @@ class DistributedStrategy:
 
     # What trainers write down while they train from a dataset
     def get_debug_opt(self) -> dict[str, Any]:
-        """Return the fields of `set_debug_opt`, with defaults for missing fields; an empty dict before the first call."""
+        """Return the fields of `set_debug_opt` with defaults for missing fields; {} before the first call."""
         return {} if self._debug_opt is None else {**_DEBUG_OPT, **self._debug_opt}
 
     def set_debug_opt(self, opt_info: Mapping[str, Any]) -> None:
