@@ -243,8 +243,8 @@ class CompiledProgram:
             )
         if build.async_mode and not has_servers:
             raise errors.UnsupportedError(
-                "BuildStrategy.async_mode: replicas of one process step together; asynchronous "
-                "training is what parameter servers do"
+                "BuildStrategy.async_mode: replicas of one process step together; asynchronous training needs "
+                "parameter servers"
             )
         if execution.num_iteration_per_run < 1:
             raise errors.ProgramError(

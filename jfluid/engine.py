@@ -160,7 +160,7 @@ class Engine:
         found = self._runners.get_or_make(program.identity, lambda: self._find_runner(program, self))
         if use_prune and found is not None:
             raise errors.UnsupportedError(
-                "use_prune: what a program asks of parameter servers is done as a whole: prune "
+                "use_prune: a program with parameter servers runs as a whole: prune "
                 "the program before DistributeTranspiler rewrites it, or leave use_prune out"
             )
         return found

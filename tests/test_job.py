@@ -273,7 +273,7 @@ def test_gpus(text, gpus):
         ),
         (
             "gpus: 0",
-            "job.yaml:3:1: gpus: must be a positive number of GPUs, a list of them such as [0, 1], or all, found 0",
+            "job.yaml:3:1: gpus: must be a positive number of GPUs, a list such as [0, 1], or all, found 0",
         ),
         (
             "gpus: [1, 1]",

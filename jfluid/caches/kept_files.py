@@ -83,8 +83,8 @@ def _trusted(path: Path) -> Path:
 def _pass_over(problem: str) -> None:
     """Warn once about a file or folder that is skipped."""
     warnings.warn(
-        f"{problem}. What is kept there (compiled programs) is passed over, since others may have "
-        f"written it: make the folder and its files this user's alone, or name another by {_DIRECTORY}",
+        f"{problem}. Compiled programs in this folder are passed over, since other users may have written it: make "
+        f"the folder and its files this user's alone, or name another by {_DIRECTORY}",
         RuntimeWarning,
         stacklevel=3,
     )

@@ -64,7 +64,7 @@ def run_dataset(
     """Run `program` once for each batch. See `Executor.train_from_dataset`."""
     if not isinstance(dataset, DatasetBase):
         raise errors.DataError(
-            f"dataset: expected what DatasetFactory().create_dataset makes, found {type(dataset).__name__}"
+            f"dataset: expected a dataset of DatasetFactory().create_dataset, found {type(dataset).__name__}"
         )
     if thread < 0:
         raise errors.DataError(f"thread: expected 0 or more, found {thread}")

@@ -200,7 +200,7 @@ def division_of(program: Program, what: str) -> Division:
     if not isinstance(division, Division):
         raise errors.ProgramError(
             f"{what}: expected a trainer's program, that DistributeTranspiler.get_trainer_program (or "
-            "fleet.main_program) gave in this process: others do not say what servers hold"
+            "fleet.main_program) gave in this process: other programs do not name the servers' variables"
         )
     return division
 

@@ -73,7 +73,7 @@ class DataParallel:
                 if len(endpoints) != self.build.num_trainers:
                     raise errors.ProgramError(
                         f"num_trainers is {self.build.num_trainers}, and the trainers' endpoints are "
-                        f"{list(endpoints)}: set BuildStrategy.trainers_endpoints, give them to "
+                        f"{list(endpoints)}: set BuildStrategy.trainers_endpoints, call "
                         "DistributeTranspiler.transpile(trainers=...), or start the script with jfluid-launch, "
                         "which sets PADDLE_TRAINER_ENDPOINTS"
                     )

@@ -253,8 +253,8 @@ class ServerConnections:
         while not connection.leave(self.caller()) and not self._closed.wait(_STAY_LOOK_S):
             if time.monotonic() > end:
                 logger.warning(
-                    "server %s has no snapshot of what this trainer pushed last: if it is killed before the other "
-                    "trainers have left, that is lost",
+                    "server %s has no snapshot of this trainer's last pushes: these are lost if the server is killed "
+                    "before all trainers have left",
                     connection.endpoint,
                 )
                 break

@@ -139,7 +139,7 @@ class BasicLSTMUnit(_Unit):
         super().__init__(name_scope, hidden_size, param_attr, bias_attr, dtype)
         if gate_activation not in (None, sigmoid) or activation not in (None, tanh):
             warnings.warn(
-                "BasicLSTMUnit takes sigmoid and tanh whatever gate_activation and activation say, as in Fluid",
+                "BasicLSTMUnit takes sigmoid and tanh and ignores gate_activation and activation, as in Fluid",
                 stacklevel=2,
             )
         self._forget_bias = fill_constant([1], dtype=dtype, value=forget_bias)

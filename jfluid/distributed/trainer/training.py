@@ -491,7 +491,8 @@ def _tensor(name: str, value: Any) -> LoDTensor:
     tensor = value if isinstance(value, LoDTensor) else LoDTensor(np.asarray(value))
     if tensor.value.dtype != np.int64:
         raise errors.FeedError(
-            f'feed {name}: expected ids of dtype int64, found {tensor.value.dtype}; convert them with .astype("int64")'
+            f"feed {name}: expected ids of dtype int64, found {tensor.value.dtype}; "
+            'convert the ids with .astype("int64")'
         )
     return tensor
 
