@@ -2,16 +2,12 @@
 
 import base64
 import contextlib
-import csv
 import hashlib
 import http.client
-import io
 import json
 import math
 import re
 import socket
-import struct
-import sys
 import threading
 import time
 from pathlib import Path
@@ -20,7 +16,7 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from jfluid import errors
-from jfluid.command import dashboard, main
+from jfluid.command import dashboard
 from jfluid.dashboard import address, application, exports, logs, runs, series
 from jfluid.dashboard.metrics import registry
 from jfluid.dashboard.runs import Run, Runs
@@ -528,46 +524,6 @@ def test_the_board_asks_for_metrics_that_there_are(read):
     assert len(set(places)) == len(places) and len({p["id"] for p in board["panels"]}) == len(places)
 
 
-# ---- what is kept --------------------------------------------------------------------------------
-
-
-def test_a_kept_page_holds_everything_and_loads_nothing(job, tmp_path, capsys):
-    kept = tmp_path / "run.html"
-    assert main(["dashboard", str(job), "--export", str(kept)]) == 0
-    page = kept.read_text()
-    assert kept.stat().st_mode & 0o777 == 0o600
-    (text,) = re.findall(r'<script type="application/json" id="data">(.*?)</script>', page, re.DOTALL)
-    data = json.loads(text)
-    assert data["runs"][0]["series"]["trainer 0\0loss"] and data["logs"][0]["workerlog.0"].endswith("last line")
-    assert "<img" not in page and page.count("</script>") == 2
-    assert f'<meta http-equiv="Content-Security-Policy" content="{exports.policy()}">' in page
-    assert page.index("Content-Security-Policy") < page.index("<style>")
-
-
-def test_a_table_of_all_numbers(job, tmp_path):
-    put(job / "record" / "trainer.1.jsonl", ("scalars", 9, {"step": 5, "scalars": {"=1+1": 7.0}}))
-    path = tmp_path / "run.csv"
-    assert main(["dashboard", str(job), "--csv", str(path)]) == 0
-    rows = list(csv.DictReader(io.StringIO(path.read_text())))
-    assert rows[0] == {
-        "process": "trainer 0",
-        "name": "loss",
-        "step": "0",
-        "time": "1000.000",
-        "value": "3.0",
-    }
-    assert [row["value"] for row in rows if row["name"] == "loss"] == ["3.0", "nan", "inf", "1.0"]
-    assert [row["value"] for row in rows if row["name"] == "train: loss"] == ["1.0"]
-    assert [row["name"] for row in rows if row["process"] == "trainer 1"] == ["'=1+1"]
-
-
-def test_a_table_through_the_page(read):
-    with served(read) as port:
-        status, headers, body = get(port, "/table?run=0")
-        assert status == 200 and headers["content-type"].startswith("text/csv")
-        assert "attachment" in headers["content-disposition"] and body.startswith(b"process,name,step,time,value")
-
-
 def test_what_a_thread_reads_is_served(job):
     found = Runs([job])
     found.watch()
@@ -580,51 +536,6 @@ def test_a_run_without_a_launcher(tmp_path):
     put(tmp_path / "trainer.0.jsonl", ("scalars", 0, {"step": 0, "scalars": {"x": 1}}))
     run = Run(tmp_path, "x")
     assert list(run.look()) and run.job == {} and ("trainer 0", "x") in run.series
-
-
-def test_event_files_need_tensorboardx(job, tmp_path, capsys, monkeypatch):
-    monkeypatch.setitem(sys.modules, "tensorboardX", None)
-    assert main(["dashboard", str(job), "--tensorboard", str(tmp_path / "events")]) == 1
-    assert "needs tensorboardX: pip install 'jfluid[tensorboard]'" in capsys.readouterr().err
-    assert not (tmp_path / "events").exists()
-
-
-def records(path):
-    """The records of an event file: their lengths and check sums stand around them."""
-    data = path.read_bytes()
-    at = 0
-    while at < len(data):
-        (size,) = struct.unpack("<Q", data[at : at + 8])
-        yield data[at + 12 : at + 12 + size]
-        at += 16 + size
-
-
-def test_event_files(job, tmp_path):
-    event_pb2 = pytest.importorskip("tensorboardX.proto.event_pb2")
-    put(
-        job / "record" / "trainer.0.jsonl",
-        ("histogram", 4, {"step": 3, "name": "wrong", "low": 0, "high": 1, "counts": ["x"]}),
-        ("image", 4, {"step": 3, "name": "wrong", "png": "no"}),
-        ("scalars", 5, {"step": 10**30, "scalars": {"far": 1}}),
-    )
-    assert main(["dashboard", str(job), "--tensorboard", str(tmp_path / "events")]) == 0
-    (folder,) = (tmp_path / "events").iterdir()
-    (file,) = folder.iterdir()
-    assert folder.name == "trainer.0" and folder.stat().st_mode & 0o777 == 0o700
-    events = [event_pb2.Event.FromString(record) for record in records(file)]
-    found = [(event.step, event.wall_time, value) for event in events for value in event.summary.value]
-    loss = [(step, moment, value.simple_value) for step, moment, value in found if value.tag == "loss"]
-    assert loss[0] == (0, BEGIN, 3) and loss[3] == (3, BEGIN + 3, 1)
-    assert math.isnan(loss[1][2]) and loss[2][2] == math.inf
-    by_tag = {value.tag: value for _, _, value in found}
-    assert by_tag["x"].image.encoded_image_string == base64.b64decode("AAAA")
-    histogram = by_tag["w"].histo
-    assert (list(histogram.bucket), list(histogram.bucket_limit), histogram.num) == (
-        [1, 2],
-        [0.5, 1],
-        3,
-    )
-    assert "wrong" not in by_tag and by_tag["train: loss"].simple_value == 1 and by_tag["far"]
 
 
 def test_points_that_are_thinned_often_stay_evenly_apart():
