@@ -52,7 +52,8 @@ def _run(build):
 
 @pytest.mark.parametrize(
     "build",
-    [b for b in PROGRAMS if not b.__name__.startswith("word2vec")],
+    # one step shows nothing of an optimizer: its state is not fetched
+    [b for b in PROGRAMS if not b.__name__.startswith(("word2vec", "ctr_ragged_"))],
     ids=lambda b: b.__name__,
 )
 def test_padding_never_leaks(build, monkeypatch):

@@ -202,39 +202,3 @@ def test_demo_says_which_libraries_it_needs(tmp_path, monkeypatch, capsys):
     assert command.main(["demo", "--folder", str(tmp_path / "here")]) == 2
     assert "needs no_such_library: pip install 'jfluid[demo]'" in capsys.readouterr().err
     assert not (tmp_path / "here").exists()
-
-
-@pytest.mark.process
-@pytest.mark.slow
-def test_the_wheel_has_what_the_demo_needs(tmp_path):
-    """The wheel is built and installed by itself; its demo trains, and draws its picture."""
-    pytest.importorskip("setuptools", "77")
-    pip = [sys.executable, "-m", "pip", "--disable-pip-version-check"]
-    source, wheels, target = tmp_path / "source", tmp_path / "wheels", tmp_path / "target"
-    shutil.copytree(ROOT, source, ignore=shutil.ignore_patterns(".*", "build", "tests", "docs", "*.egg-info"))
-    for step in (
-        ["wheel", source, "--no-build-isolation", "--no-deps", "-w", wheels],
-        [
-            "install",
-            "--no-deps",
-            "--no-index",
-            "--find-links",
-            wheels,
-            "--target",
-            target,
-            "jfluid",
-        ],
-    ):
-        done = subprocess.run([*pip, *map(str, step)], capture_output=True, text=True, timeout=300)
-        assert done.returncode == 0, done.stdout + done.stderr
-    others = [path for path in sys.path if Path(path).resolve() != ROOT]
-    small = ("lines=10240", "test_lines=2048", "rows=5001", "epochs=1", "largest_gap=1")
-    done = run(
-        "demo",
-        *(word for change in small for word in ("--set", f"args.{change}")),
-        folder=tmp_path,
-        PYTHONPATH=os.pathsep.join([str(target), *others]),
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
-    picture = tmp_path / "jfluid-demo" / "output" / "ctr_dnn" / "ctr_dnn.png"
-    assert "test AUC" in done.stdout and picture.read_bytes().startswith(b"\x89PNG")
