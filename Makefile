@@ -16,13 +16,17 @@ BENCH_ARGS ?=
 BIN := $(VENV)/bin
 PYTHONS := $(or $(PYTHON),python3 python3.14 python3.13 python3.12 python3.11)
 
-.PHONY: bench demo test quick check-gpu check-compiled coverage lint chaos fuzz soak site clean
+.PHONY: bench demo test times quick check-gpu check-compiled coverage lint chaos fuzz soak site clean
 
 demo: $(VENV)/.demo
 	$(BIN)/jfluid-launch configs/ctr_dnn.yaml
 
 test: $(VENV)/.test
 	$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile $(PYTEST_ARGS)
+
+# Renews tests/file_seconds.json and tests/slow_tests.txt; of some files only with PYTEST_ARGS="tests/ops".
+times: $(VENV)/.test
+	JFLUID_RENEW=1 $(MAKE) test
 
 # While you write: without the tests that start processes and those that take more than 1 s of processor time.
 quick: $(VENV)/.test

@@ -1,4 +1,4 @@
-"""Renewal of the tables of seconds: `JFLUID_RENEW=1 make test` writes `file_seconds.json` and `slow_tests.txt`.
+"""Renewal of the tables of seconds: `make times` writes `file_seconds.json` and `slow_tests.txt`.
 
 A run of some files renews the entries of these files. Entries of deleted files go.
 """

@@ -32,4 +32,4 @@ def test_listed_tests_are_there():
     functions = {tuple(test.partition("[")[0].split("::")) for test in slow_tests.listed()}
     gone = [names for names in functions if not (ROOT / names[0]).exists()]
     gone += [n for n in functions if n not in gone and f"def {n[-1]}(" not in (ROOT / n[0]).read_text()]
-    assert not gone, "JFLUID_RENEW=1 make test"
+    assert not gone, "make times"
