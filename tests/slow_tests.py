@@ -4,7 +4,8 @@ Each of them gets the mark `slow`, so that `make quick` leaves it out. Each test
 that it took, and `renewed_tables.py` writes the list.
 
 Tests that start processes are left out by their own mark; where they take minutes, they are marked
-`slow` by hand.
+`slow` by hand. Tests marked `nightly` repeat at length what a shorter test proves: only a run that asks for
+the mark (`make nightly`) has them.
 """
 
 import resource
@@ -18,11 +19,15 @@ _started = pytest.StashKey[float]()
 
 
 @pytest.hookimpl(tryfirst=True)  # before tests are chosen by their marks
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     slow = set(listed())
     for item in items:
         if item.nodeid in slow:
             item.add_marker(pytest.mark.slow)
+    if "nightly" not in config.option.markexpr:
+        left_out = [item for item in items if item.get_closest_marker("nightly")]
+        config.hook.pytest_deselected(items=left_out)
+        items[:] = [item for item in items if item not in left_out]
 
 
 @pytest.hookimpl(tryfirst=True)

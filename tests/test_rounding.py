@@ -12,13 +12,18 @@ from tests.parity import rounding
 GOLDEN = json.loads((Path(__file__).parent / "golden" / "rounding.json").read_text())
 
 
+@pytest.fixture(scope="module")
+def exact():
+    return rounding.run(fluid, "float64")
+
+
 @pytest.mark.optimised
 @pytest.mark.parametrize("kernels", [True, False])
-def test_a_residual_net_rounds_as_little_as_in_fluid(kernels):
+def test_a_residual_net_rounds_as_little_as_in_fluid(kernels, exact):
     before = fluid.get_flags("FLAGS_cpu_kernels")
     fluid.set_flags({"FLAGS_cpu_kernels": kernels})
     try:
-        found = rounding.errors(fluid)
+        found = rounding.errors(fluid, exact)
     finally:
         fluid.set_flags(before)
     np.testing.assert_allclose(found["exact"], GOLDEN["exact"], rtol=1e-12)

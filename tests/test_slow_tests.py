@@ -1,5 +1,7 @@
 """The mark `slow`, and the list that it comes from."""
 
+from types import SimpleNamespace
+
 import pytest
 
 from tests import slow_tests
@@ -15,8 +17,18 @@ def a_listed_test(request, tmp_path, monkeypatch):
 def test_listed_tests_are_marked(a_listed_test, request):
     this = request.node
     assert this.get_closest_marker("slow") is None
-    slow_tests.pytest_collection_modifyitems([this])
+    slow_tests.pytest_collection_modifyitems(request.config, [this])
     assert this.get_closest_marker("slow")
+
+
+@pytest.mark.parametrize(("expression", "runs"), [("", False), ("not slow", False), ("nightly", True)])
+def test_nightly_tests_run_where_they_are_asked_for(expression, runs, request):
+    this, left_out = request.node, []
+    this.add_marker(pytest.mark.nightly)
+    hook = SimpleNamespace(pytest_deselected=lambda items: left_out.extend(items))
+    config, items = SimpleNamespace(option=SimpleNamespace(markexpr=expression), hook=hook), [this]
+    slow_tests.pytest_collection_modifyitems(config, items)
+    assert (items, left_out) == (([this], []) if runs else ([], [this]))
 
 
 def test_a_report_says_how_much_processor_time_a_test_took(request):
