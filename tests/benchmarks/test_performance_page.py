@@ -5,7 +5,7 @@ import json
 import pytest
 
 from scripts.pages import performance, speed_chart
-from tests.test_bench import part
+from tests.benchmarks.test_bench import part
 
 
 def rounds(*ms, **others):

@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-PATH = Path(__file__).parents[1] / "benchmarks" / "scale.py"
+PATH = Path(__file__).parents[2] / "benchmarks" / "scale.py"
 spec = importlib.util.spec_from_file_location("scale", PATH)
 scale = importlib.util.module_from_spec(spec)
 spec.loader.exec_module(scale)

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-BENCHMARKS = Path(__file__).parents[1] / "benchmarks"
+BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 
 
 @pytest.fixture(scope="module")
@@ -145,7 +145,7 @@ def test_three_jobs_of_other_strategies_tell_of_the_others(check, strategy, crow
         assert simulated / measured == pytest.approx(1, abs=0.1)
 
 
-RECORDED = json.loads((Path(__file__).parent / "golden" / "scale_jobs.json").read_text())
+RECORDED = json.loads((Path(__file__).parents[1] / "golden" / "scale_jobs.json").read_text())
 
 
 @pytest.mark.parametrize("strategy", ["sync", "half_async", "async", "geo"])

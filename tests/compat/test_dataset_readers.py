@@ -11,7 +11,7 @@ import jfluid.compat.dataset as package
 from jfluid.compat.dataset import common
 from tests.parity import dataset_files, dataset_readers
 
-GOLDEN = json.loads((Path(__file__).parent / "golden" / "dataset_readers.json").read_text())
+GOLDEN = json.loads((Path(__file__).parents[1] / "golden" / "dataset_readers.json").read_text())
 
 
 @pytest.fixture(scope="module")

@@ -11,7 +11,7 @@ import jfluid as fluid
 from jfluid import core, errors, layers
 
 X = np.arange(8, dtype=np.float32).reshape(2, 4)
-FUSED = Path(__file__).parent / "golden" / "models"
+FUSED = Path(__file__).parents[1] / "golden" / "models"
 IDS, LOD = np.array([[1], [2], [3]], np.int64), [[0, 1, 3]]
 
 

@@ -152,7 +152,7 @@ def test_what_a_newer_numpy_has_ended_is_told_once(caplog):
 
 
 def test_numpy_is_installed_as_scripts_need_it():
-    root = Path(__file__).parent.parent
+    root = Path(__file__).parents[2]
     project = tomllib.loads((root / "pyproject.toml").read_text())["project"]
     assert "numpy>=2.0,<2.4" in project["dependencies"]
     (pinned,) = re.findall(r"^numpy==2\.(\d+)\.", (root / "constraints.txt").read_text(), re.M)

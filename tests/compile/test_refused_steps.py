@@ -8,7 +8,7 @@ import pytest
 import jfluid as fluid
 from jfluid import errors
 from jfluid.compile.runtime.specialize import Specialized
-from tests.test_refused_values import LOD, ROWS, THREE, TIME, WIDTH, lengths, numbers
+from tests.ops.test_refused_values import LOD, ROWS, THREE, TIME, WIDTH, lengths, numbers
 
 layers = fluid.layers
 

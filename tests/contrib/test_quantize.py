@@ -1,4 +1,4 @@
-"""QuantizeTranspiler: what parity with Fluid does not show (tests/test_parity_quantize.py has that)."""
+"""QuantizeTranspiler: what parity with Fluid does not show (tests/parity/test_quantize.py has that)."""
 
 import numpy as np
 import pytest

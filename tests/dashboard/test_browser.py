@@ -10,9 +10,9 @@ from jfluid.command import main
 from jfluid.dashboard.runs import Runs
 from jfluid.record.phases import NAMES, PREFIX, REST
 from tests import browser
+from tests.dashboard.test_dashboard import HOSTILE, job, member, put, served  # noqa: F401
+from tests.launch.test_record import LOGS, link_of
 from tests.launch_case import PROLOGUE, Launcher, wait_until, write
-from tests.test_dashboard import HOSTILE, job, member, put, served  # noqa: F401
-from tests.test_launch_record import LOGS, link_of
 
 pytestmark = [
     pytest.mark.process,

@@ -485,7 +485,7 @@ def test_metrics_of_all_processes(job, read):
 
 
 def test_the_board_asks_for_metrics_that_there_are(read):
-    board = json.loads((Path(__file__).parent.parent / "configs" / "grafana.json").read_text())
+    board = json.loads((Path(__file__).parents[2] / "configs" / "grafana.json").read_text())
     asked = " ".join(t["expr"] for panel in board["panels"] for t in panel.get("targets", ()))
     known = set()
     for held in (registry(read), Metrics(Store()).registry):

@@ -14,8 +14,8 @@ from jfluid import errors, step_traces
 from jfluid.command import profile
 from jfluid.dashboard.runs import Runs
 from jfluid.record import profiles
+from tests.dashboard.test_dashboard import get, job, served  # noqa: F401
 from tests.launch_case import ENVIRONMENT, LIMIT, gang
-from tests.test_dashboard import get, job, served  # noqa: F401
 
 STEPS = """
 import jfluid as fluid, numpy as np, sys, time

@@ -14,12 +14,12 @@ import numpy as np
 import pytest
 
 import jfluid as fluid
+from tests.compat.test_paddle import installed  # noqa: F401  # a fixture
 from tests.gpu.ahead import lowers_for_cuda  # noqa: F401  # a fixture
 from tests.launch_case import launched
 from tests.parity.gallery import PROGRAMS, STEPS
-from tests.test_compat_paddle import installed  # noqa: F401  # a fixture
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 GALLERY = ROOT / "examples" / "gallery"
 GOLDEN = json.loads((ROOT / "tests" / "golden" / "gallery.json").read_text())
 # The steps that a program is run for alone, and how far from the best it may then be: fewer than by

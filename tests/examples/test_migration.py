@@ -11,7 +11,7 @@ import pytest
 
 from jfluid import command
 
-ROOT = Path(__file__).parent.parent
+ROOT = Path(__file__).parents[2]
 PROJECT = ROOT / "examples" / "migration"
 PAGE = (ROOT / "docs" / "migration.md").read_text()
 

@@ -19,7 +19,7 @@ from jfluid.feeding.worker import Worker
 
 pytestmark = pytest.mark.process
 PLACE = fluid.CPUPlace()
-ROOT = Path(__file__).parent.parent
+ROOT = Path(__file__).parents[2]
 
 
 def wait_until(condition):

@@ -18,7 +18,7 @@ from jfluid.files.tensor_format import Stored, load_tensors, save_tensors, write
 from jfluid.ir import framework_pb2 as pb
 from jfluid.ir.types import VarType
 
-MODELS = Path(__file__).parent / "golden" / "models"
+MODELS = Path(__file__).parents[1] / "golden" / "models"
 TENSORS = {t: np.arange(6).reshape(2, 3).astype(t) for t in ("int8", "int32", "int64", "float32", "float64")}
 TENSORS["one"] = np.array([2.5], "float32")
 TENSORS["ragged"] = np.arange(5, dtype="int64").reshape(5, 1)

@@ -36,7 +36,7 @@ from jfluid.fleet.filesystem import RemoteFS
 from tests.parity.fleet import CASES, ENVIRONMENTS, TRAINERS, _environment, run
 from tests.ports import free_endpoints
 
-GOLDEN = json.loads((Path(__file__).parent / "golden" / "fleet.json").read_text())
+GOLDEN = json.loads((Path(__file__).parents[1] / "golden" / "fleet.json").read_text())
 ENDPOINTS = TRAINERS.split(",")
 
 

@@ -14,7 +14,7 @@ from jfluid.ir.block import Block
 from jfluid.ir.types import VarType
 from tests.measured import call_within
 
-ROOT = Path(__file__).parent.parent
+ROOT = Path(__file__).parents[2]
 MODELS = ROOT / "tests" / "golden" / "models"
 FILES = ["separate/__model__", "combined/model", "state/net.pdmodel", "control_flow.program"]
 

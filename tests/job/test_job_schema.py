@@ -8,7 +8,7 @@ import pytest
 from jfluid import job, launch
 
 jsonschema = pytest.importorskip("jsonschema")
-ROOT = Path(__file__).parent.parent
+ROOT = Path(__file__).parents[2]
 JOBS = [*(ROOT / "configs").glob("*.yaml"), *(ROOT / "examples").rglob("*.yaml")]
 
 

@@ -13,7 +13,7 @@ from jfluid import errors, layers
 from jfluid.layers import control_flow
 from tests.parity.control import BATCH, PROGRAMS, _batch, run
 
-GOLDEN = json.loads((Path(__file__).parent / "golden" / "control.json").read_text())
+GOLDEN = json.loads((Path(__file__).parents[1] / "golden" / "control.json").read_text())
 
 
 @pytest.mark.parametrize("build", PROGRAMS, ids=lambda b: b.__name__)

@@ -3,6 +3,7 @@
 import os
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -15,12 +16,12 @@ pytestmark = [
         reason="on a CPU without AVX-512 the other tests are of its vectors",
     ),
 ]
-HERE = os.path.dirname(os.path.abspath(__file__))
+TESTS = Path(__file__).parents[1]
 # tests of files, and which
 OF = {
-    "test_direct_convolution.py": "of_the_library or of_images or leave_other_shapes",
-    "test_channel_sums.py": "forward_and_back or overlap or numbers",
-    "test_direct_loops.py": "(an_lstm or a_gru) and (ragged or panels or columns) or activations",
+    "compile/rewrites/test_direct_convolution.py": "of_the_library or of_images or leave_other_shapes",
+    "compile/rewrites/test_channel_sums.py": "forward_and_back or overlap or numbers",
+    "machine_code/test_direct_loops.py": "(an_lstm or a_gru) and (ragged or panels or columns) or activations",
 }
 
 
@@ -29,7 +30,7 @@ def test_code_for_vectors_of_256_bits_passes_the_tests_of_numbers(file):
     flags = f"{os.environ.get('XLA_FLAGS', '')} --xla_cpu_max_isa=AVX2"
     tests = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-k", OF[file]]
     found = subprocess.run(
-        [*tests, os.path.join(HERE, file)],
+        [*tests, TESTS / file],
         env={**os.environ, "XLA_FLAGS": flags.strip()},
         capture_output=True,
         text=True,

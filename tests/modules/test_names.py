@@ -8,7 +8,7 @@ import pytest
 import jfluid as fluid
 from tests.parity import names
 
-GOLDEN = json.loads((Path(__file__).parent / "golden" / "names.json").read_text())
+GOLDEN = json.loads((Path(__file__).parents[1] / "golden" / "names.json").read_text())
 # Programs whose temporary variables have other names, since other operators compute the values.
 OTHER_OPERATORS = {
     "blocks_of_nets": "attention reshapes its weights once",

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import jfluid as fluid
 
-ORACLE = Path(__file__).parents[1] / "jfluid" / "fluid_names.txt"
+ORACLE = Path(__file__).parents[2] / "jfluid" / "fluid_names.txt"
 MODULES = {
     *("average", "backward", "clip", "compiler", "contrib", "core", "dataset", "dygraph", "evaluator", "executor"),
     *("framework", "initializer", "io", "layers", "lod_tensor", "metrics", "nets", "optimizer", "profiler"),

@@ -11,8 +11,8 @@ from jfluid.ir.codec import COMMON_ATTRS
 from jfluid.ops import registry, schema
 from jfluid.ops.definition import FUSED_ATTRS, HINT_ATTRS, REQUIRED, Slot
 
-HERE = Path(__file__).parent
-SCHEMA = json.loads((HERE / "golden" / "op_schema.json").read_text())
+TESTS = Path(__file__).parents[1]
+SCHEMA = json.loads((TESTS / "golden" / "op_schema.json").read_text())
 # Operators that Fluid does not have.
 OWN = {
     "fused_allreduce_sum",

@@ -11,9 +11,9 @@ import pytest
 import jfluid as fluid
 from jfluid import errors
 from tests import optimizer_cases as cases
-from tests.test_optimizer import same_operators
+from tests.optimizer.test_optimizer import same_operators
 
-GOLDEN = json.loads((Path(__file__).parent / "golden" / "optimizer.json").read_text())["schedules"]
+GOLDEN = json.loads((Path(__file__).parents[1] / "golden" / "optimizer.json").read_text())["schedules"]
 
 
 @pytest.mark.parametrize("case", sorted(GOLDEN))

@@ -12,7 +12,7 @@ import jfluid as fluid
 from jfluid import errors
 from tests import optimizer_cases as cases
 
-GOLDEN = json.loads((Path(__file__).parent / "golden" / "optimizer.json").read_text())
+GOLDEN = json.loads((Path(__file__).parents[1] / "golden" / "optimizer.json").read_text())
 OPTIMIZE, SCHEDULE = 2, 16
 
 

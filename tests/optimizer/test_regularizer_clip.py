@@ -1,4 +1,4 @@
-"""Penalties and clips on their own; with an optimizer they are in tests/test_optimizer.py."""
+"""Penalties and clips on their own; with an optimizer they are in tests/optimizer/test_optimizer.py."""
 
 import warnings
 

@@ -15,7 +15,7 @@ from jfluid.ir.types import VarType
 from jfluid.ops.selected_rows import SelectedRows
 from tests.parity.sparse import OPTIMIZERS, VARIANTS, table, train
 
-GOLDEN = json.loads((Path(__file__).parent / "golden" / "sparse.json").read_text())
+GOLDEN = json.loads((Path(__file__).parents[1] / "golden" / "sparse.json").read_text())
 
 
 @pytest.mark.parametrize("name", VARIANTS)

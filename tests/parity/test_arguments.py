@@ -12,7 +12,7 @@ from jfluid import layers
 from jfluid.layers import argument_types
 from tests.parity.arguments import CALLS, probe
 
-GOLDEN = json.loads((Path(__file__).parent / "golden" / "arguments.json").read_text())
+GOLDEN = json.loads((Path(__file__).parents[1] / "golden" / "arguments.json").read_text())
 
 # Fluid builds these programs, and has no kernel to run them; here the operator refuses.
 NO_KERNEL = {

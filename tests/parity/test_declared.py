@@ -12,7 +12,7 @@ import jfluid as fluid
 from tests.parity.declared import run
 from tests.parity.declared_cases import CASES
 
-GOLDEN = json.loads((Path(__file__).parent / "golden" / "declared.json").read_text())
+GOLDEN = json.loads((Path(__file__).parents[1] / "golden" / "declared.json").read_text())
 
 
 @pytest.mark.filterwarnings("ignore:operator center_loss has no attribute lambda:RuntimeWarning")

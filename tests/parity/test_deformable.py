@@ -11,7 +11,7 @@ import pytest
 import jfluid as fluid
 from tests.parity.deformable import train
 
-GOLDEN = json.loads((Path(__file__).parent / "golden" / "deformable.json").read_text())
+GOLDEN = json.loads((Path(__file__).parents[1] / "golden" / "deformable.json").read_text())
 
 
 def test_losses_and_parameters_are_fluids():

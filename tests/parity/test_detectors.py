@@ -11,7 +11,7 @@ import pytest
 import jfluid as fluid
 from tests.parity.detectors import MODELS, train_and_detect
 
-GOLDEN = json.loads((Path(__file__).parent / "golden" / "detectors.json").read_text())
+GOLDEN = json.loads((Path(__file__).parents[1] / "golden" / "detectors.json").read_text())
 # Batch norm divides by the deviation of a small batch: rounding grows from step to step.
 TOLERANCE = {"yolov3": 1e-3, "retinanet": 1e-4}
 

@@ -12,7 +12,7 @@ import pytest
 
 from tests.parity.dygraph import train
 
-GOLDEN = Path(__file__).parent / "golden"
+GOLDEN = Path(__file__).parents[1] / "golden"
 WANTED = json.loads((GOLDEN / "dygraph.json").read_text())
 each = pytest.mark.parametrize("build", train.PROGRAMS, ids=lambda build: build.__name__)
 TOLERANCE = 1e-4

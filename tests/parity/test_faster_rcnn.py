@@ -11,7 +11,7 @@ import pytest
 import jfluid as fluid
 from tests.parity.faster_rcnn import train
 
-GOLDEN = json.loads((Path(__file__).parent / "golden" / "faster_rcnn.json").read_text())
+GOLDEN = json.loads((Path(__file__).parents[1] / "golden" / "faster_rcnn.json").read_text())
 
 
 def test_losses_proposals_and_parameters_are_fluids():

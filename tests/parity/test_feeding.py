@@ -8,7 +8,7 @@ import pytest
 import jfluid as fluid
 from tests.parity.feeding import CASES, run
 
-GOLDEN = json.loads((Path(__file__).parent / "golden" / "feeding.json").read_text())
+GOLDEN = json.loads((Path(__file__).parents[1] / "golden" / "feeding.json").read_text())
 
 
 @pytest.mark.parametrize("case", CASES)

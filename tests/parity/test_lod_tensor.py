@@ -8,7 +8,7 @@ import pytest
 import jfluid as fluid
 from tests.parity.lod_tensor import CASES, run
 
-GOLDEN = json.loads((Path(__file__).parent / "golden" / "lod_tensor.json").read_text())
+GOLDEN = json.loads((Path(__file__).parents[1] / "golden" / "lod_tensor.json").read_text())
 
 
 @pytest.mark.parametrize("case", CASES)

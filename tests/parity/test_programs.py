@@ -12,7 +12,7 @@ import jfluid as fluid
 from tests.gpu.ahead import lowers_for_cuda  # noqa: F401  # a fixture
 from tests.parity.programs import PROGRAMS, train
 
-GOLDEN = json.loads((Path(__file__).parent / "golden" / "parity.json").read_text())
+GOLDEN = json.loads((Path(__file__).parents[1] / "golden" / "parity.json").read_text())
 # Batch norm divides by the deviation of a small batch: rounding grows from step to step.
 TOLERANCE = {"digits_conv": 1e-3, "vgg": 1e-3, "resnet": 1e-3}
 # They are compiled as for users, which takes three times as long.

@@ -11,7 +11,7 @@ import pytest
 import jfluid as fluid
 from tests.parity import quantize
 
-FOLDER = Path(__file__).parent / "golden"
+FOLDER = Path(__file__).parents[1] / "golden"
 GOLDEN = json.loads((FOLDER / "quantize.json").read_text())
 
 

@@ -15,7 +15,7 @@ from tests.parity.programs import infer, train
 from tests.parity.ragged import PROGRAMS
 from tests.parity.translation import translation, translation_decode, translation_decode_trained
 
-GOLDEN = json.loads((Path(__file__).parent / "golden" / "parity.json").read_text())
+GOLDEN = json.loads((Path(__file__).parents[1] / "golden" / "parity.json").read_text())
 
 
 @pytest.fixture

@@ -8,7 +8,7 @@ import numpy as np
 import jfluid as fluid
 from tests.parity import retrieval
 
-GOLDEN = json.loads((Path(__file__).parent / "golden" / "retrieval.json").read_text())
+GOLDEN = json.loads((Path(__file__).parents[1] / "golden" / "retrieval.json").read_text())
 
 
 def test_losses_and_what_a_beam_finds_are_fluids():

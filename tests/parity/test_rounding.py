@@ -9,7 +9,7 @@ import pytest
 import jfluid as fluid
 from tests.parity import rounding
 
-GOLDEN = json.loads((Path(__file__).parent / "golden" / "rounding.json").read_text())
+GOLDEN = json.loads((Path(__file__).parents[1] / "golden" / "rounding.json").read_text())
 
 
 @pytest.fixture(scope="module")

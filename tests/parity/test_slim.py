@@ -15,7 +15,7 @@ import jfluid as fluid
 from jfluid import errors
 from tests.parity import slim
 
-GOLDEN = json.loads((Path(__file__).parent / "golden" / "slim.json").read_text())
+GOLDEN = json.loads((Path(__file__).parents[1] / "golden" / "slim.json").read_text())
 PLACE = fluid.CPUPlace()
 
 

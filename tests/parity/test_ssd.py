@@ -12,7 +12,7 @@ import jfluid as fluid
 from jfluid.ops import registry
 from tests.parity.ssd import train_and_detect, trainer
 
-GOLDEN = json.loads((Path(__file__).parent / "golden" / "ssd.json").read_text())
+GOLDEN = json.loads((Path(__file__).parents[1] / "golden" / "ssd.json").read_text())
 
 
 def test_losses_parameters_and_detections_are_fluids():

@@ -10,10 +10,10 @@ import pytest
 
 import jfluid as fluid
 from tests.parity.programs import infer, train
+from tests.parity.test_ragged import one_size  # noqa: F401  # a fixture
 from tests.parity.text import INFERENCE, PROGRAMS, STEPS
-from tests.test_parity_ragged import one_size  # noqa: F401  # a fixture
 
-GOLDEN = json.loads((Path(__file__).parent / "golden" / "text_programs.json").read_text())
+GOLDEN = json.loads((Path(__file__).parents[1] / "golden" / "text_programs.json").read_text())
 
 
 @pytest.mark.usefixtures("one_size")

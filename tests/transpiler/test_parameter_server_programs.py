@@ -27,7 +27,7 @@ from tests.parity.parameter_server import (
     structure,
 )
 
-GOLDEN = json.loads((Path(__file__).parent / "golden" / "parameter_server.json").read_text())
+GOLDEN = json.loads((Path(__file__).parents[1] / "golden" / "parameter_server.json").read_text())
 FIRST, SECOND = ENDPOINTS
 
 

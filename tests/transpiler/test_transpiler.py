@@ -13,7 +13,7 @@ from jfluid.transpiler import collective
 from jfluid.transpiler.ps_dispatcher import PSDispatcher
 from tests.parity.collective import CASES, ENDPOINTS, OPTIMIZERS, _programs, defaults, run
 
-GOLDEN = json.loads((Path(__file__).parent / "golden" / "collective.json").read_text())
+GOLDEN = json.loads((Path(__file__).parents[1] / "golden" / "collective.json").read_text())
 SECOND = ENDPOINTS.split(",")[1]
 
 
