@@ -37,6 +37,8 @@ SHORT = {
     "word2vec": (150, 0.04),
 }
 
+QUICKEST = ("mmoe", "word2vec")  # every night all learn; before each change these
+
 
 def losses(folder):
     """By step; of several trainers the mean."""
@@ -67,10 +69,18 @@ def run(installed, monkeypatch, tmp_path, capsys):  # noqa: F811
 @pytest.mark.usefixtures("lowers_for_cuda")
 @pytest.mark.parametrize("program", PROGRAMS)
 def test_alone(run, tmp_path, program):
-    steps, gap = SHORT[program]
-    printed = run(program, "--steps", steps, "--worst_gap", gap)  # it fails above the gap
+    printed = run(program, "--steps", STEPS, "--worst_gap", 9)
     np.testing.assert_allclose(losses(tmp_path), GOLDEN[program]["alone"], rtol=1e-4)
     assert re.fullmatch(r".*: [\d.]+; best reachable: [\d.]+; gap: [\d.]+\n", printed)
+
+
+@pytest.mark.filterwarnings("ignore:this program is compiled anew:RuntimeWarning")
+@pytest.mark.parametrize(
+    "program", [pytest.param(name, marks=[pytest.mark.nightly] * (name not in QUICKEST)) for name in PROGRAMS]
+)
+def test_what_is_learned_is_near_the_best(run, program):
+    steps, gap = SHORT[program]
+    run(program, "--steps", steps, "--worst_gap", gap)  # it fails above the gap
 
 
 @pytest.mark.parametrize("program", [name for name, servers in PROGRAMS.items() if servers])
