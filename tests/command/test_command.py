@@ -136,7 +136,7 @@ def test_bash_completes(line, expected):
         f"{completion._bash()}\nCOMP_WORDS=({' '.join(words)}); COMP_CWORD={len(words) - 1}\n"
         "_jfluid; printf '%s\\n' \"${COMPREPLY[@]}\"\n"
     )
-    found = subprocess.run(["bash", "-c", script], capture_output=True, text=True, timeout=60)
+    found = subprocess.run(["bash", "-c", script], capture_output=True, text=True, timeout=300)
     assert (found.stdout.split(), found.stderr) == ([expected], "")
 
 
@@ -145,7 +145,7 @@ def test_bash_completes(line, expected):
 @pytest.mark.parametrize(("line", "expected"), COMPLETED)
 def test_fish_completes(line, expected):
     script = f'{completion._fish()}\ncomplete -C "{line}"\n'
-    found = subprocess.run(["fish", "-N", "-c", script], capture_output=True, text=True, timeout=60)
+    found = subprocess.run(["fish", "-N", "-c", script], capture_output=True, text=True, timeout=300)
     assert [line.split("\t")[0] for line in found.stdout.splitlines()] == [expected]
 
 
@@ -156,7 +156,7 @@ def test_zsh_reads_its_functions(tmp_path):
     command_line = f"source {tmp_path}/completion && print $_comps[jfluid]"
     found = subprocess.run(
         ["zsh", "-fc", command_line], env={**os.environ, "ZDOTDIR": str(tmp_path)},
-        capture_output=True, text=True, timeout=60,
+        capture_output=True, text=True, timeout=300,
     )  # fmt: skip
     assert found.stdout == "_jfluid\n" and found.returncode == 0, found.stderr
 

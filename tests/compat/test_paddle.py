@@ -164,7 +164,7 @@ def run(code, folder=None, **variables):
     environment = {k: v for k, v in os.environ.items() if k != startup.CHOICE} | variables
     rest = [str(folder)] if folder else []
     environment["PYTHONPATH"] = os.pathsep.join([startup.FOLDER, *rest])
-    done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, timeout=120)
+    done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, timeout=300)
     return done.stdout, done.stderr
 
 

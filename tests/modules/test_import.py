@@ -41,7 +41,7 @@ def run(code, **variables):
         capture_output=True,
         text=True,
         check=True,
-        timeout=120,
+        timeout=300,
     ).stdout
 
 
