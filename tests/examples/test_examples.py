@@ -93,6 +93,7 @@ def test_ctr_dnn_in_one_process_fails_below_the_auc_it_wants(tmp_path):
 
 
 @pytest.mark.process
+@pytest.mark.nightly  # tests/examples/test_demo.py runs the script before each change
 def test_ctr_dnn_with_a_whole_table_in_another_strategy(tmp_path):
     result = run_example(
         "ctr_dnn",
@@ -170,7 +171,7 @@ def test_slots_of_a_line(example):
 
 @pytest.mark.process
 @pytest.mark.partly_optimised
-@pytest.mark.parametrize("loss", ["nce", "hsigmoid"])
+@pytest.mark.parametrize("loss", ["nce", pytest.param("hsigmoid", marks=pytest.mark.nightly)])
 def test_word2vec(tmp_path, loss):
     few = {
         "epochs": 1,
