@@ -7,12 +7,14 @@ import pytest
 from jax import lax
 
 from jfluid.compile.rewrites import jaxpr_rewrites
-from jfluid.machine_code import channel_kernels, channel_sums, functions
+from jfluid.machine_code import channel_sums, kernel_registry
 from jfluid.machine_code.convolution_kernels import TILE
 from jfluid.machine_code.processor import LANES
 from jfluid.ops import norm
 
-pytestmark = pytest.mark.skipif(not channel_kernels.names(), reason="machine code is made for CPUs with AVX2")
+pytestmark = pytest.mark.skipif(
+    not kernel_registry.supports("channel"), reason="machine code is made for CPUs with AVX2"
+)
 
 SHAPES = {
     "one vector": ((64, 32, 32, 16), 0, 1),
@@ -28,7 +30,7 @@ SHAPES = {
 
 @pytest.fixture(scope="module", autouse=True)
 def registered():
-    assert functions.images_registered()
+    assert kernel_registry.is_on("convolution")
 
 
 @pytest.mark.parametrize("shape, offset, groups", SHAPES.values(), ids=SHAPES)
@@ -72,7 +74,7 @@ def test_a_normalisation_of_images_calls_it_forward_and_back(channels, groups, c
     def last(x, w):
         return jaxpr_rewrites.evaluate(lambda _: step(x, w))
 
-    assert str(jax.make_jaxpr(last)(*arguments)).count("jfluid_direct_channel") == calls
+    assert str(jax.make_jaxpr(last)(*arguments)).count("jfluid_channel") == calls
     for found, expected in zip(*(jax.jit(f)(*arguments).values() for f in (last, step))):
         np.testing.assert_allclose(found, expected, rtol=1e-3, atol=1e-3)
 
@@ -97,6 +99,6 @@ def test_the_gradient_of_an_image_sums_windows_where_they_overlap(image, filters
     def last(x, w):
         return jaxpr_rewrites.evaluate(lambda _: step(x, w))
 
-    assert str(jax.make_jaxpr(last)(x, w)).count("jfluid_direct_overlap") == 1
+    assert str(jax.make_jaxpr(last)(x, w)).count("jfluid_overlap") == 1
     for found, expected in zip(*(jax.jit(f)(x, w).values() for f in (last, step))):
         np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-4)

@@ -12,18 +12,19 @@ from jax import lax
 
 from jfluid.compile.rewrites import image_convolution, jaxpr_rewrites
 from jfluid.machine_code import (
-    convolution_kernels,
     direct_convolution,
-    direct_product,
-    functions,
+    kernel_registry,
     processor,
     window_kernels,
 )
 from jfluid.machine_code.convolution_kernels import TILE
 from jfluid.machine_code.processor import LANES
 
-pytestmark = pytest.mark.skipif(not convolution_kernels.names(), reason="machine code is made for CPUs with AVX2")
-_WIDE = pytest.mark.skipif(not processor.has_wide_vectors(), reason="made for CPUs with AVX-512")
+pytestmark = pytest.mark.skipif(
+    not kernel_registry.supports("convolution"), reason="machine code is made for CPUs with AVX2"
+)
+IMAGES = ["convolution", "channel", "overlap"]
+_WIDE = pytest.mark.skipif(not processor.vectors().bits == processor.AVX512, reason="made for CPUs with AVX-512")
 CHANNELS_LAST = ("NHWC", "HWIO", "NHWC")
 # images, filter, strides, zeros before and behind
 SHAPES = {
@@ -45,7 +46,7 @@ SHAPES = {
 
 @pytest.fixture(scope="module", autouse=True)
 def registered():
-    assert functions.images_registered()
+    assert kernel_registry.is_on("convolution")
 
 
 def _draw(*shapes):
@@ -199,7 +200,7 @@ def test_steps_leave_other_shapes_to_the_library(images, filters, dtype):
 
 
 def test_machines_without_such_vectors_leave_all_to_the_library(monkeypatch):
-    monkeypatch.setattr(functions, "images_registered", lambda: False)
+    monkeypatch.setattr(kernel_registry, "is_on", lambda group: False)
     assert "ffi_call" not in _primitives((2, 16, 16, 16), (16, 16, 3, 3))
 
 
@@ -209,7 +210,7 @@ def test_machines_without_such_vectors_leave_all_to_the_library(monkeypatch):
 )
 def test_a_thread_makes_it_while_operators_are_recorded(filters, wanted, monkeypatch):
     made = []
-    monkeypatch.setattr(functions, "images_registered", lambda: made.append(threading.current_thread().name))
+    monkeypatch.setattr(kernel_registry, "is_on", lambda group: made.append(threading.current_thread().name))
     held = {
         str(i): (jnp.zeros((*kernel, channels, count)), image_convolution.HELD[4])
         for i, (count, channels, *kernel) in enumerate(filters)
@@ -228,19 +229,17 @@ def test_a_thread_makes_it_while_operators_are_recorded(filters, wanted, monkeyp
 @pytest.mark.parametrize(
     "filters, weights, wanted",
     [
-        ([(32, 3, 3, 3)], [(64, 10)], ["images"]),
-        ([(32, 3, 3, 3)], [(64, 10), (64, 96)], ["images", "products"]),
+        ([(32, 3, 3, 3)], [(64, 10)], IMAGES),
+        ([(32, 3, 3, 3)], [(64, 10), (64, 96)], [*IMAGES, "product"]),
         ([], [(64, 96)], []),
-        ([(50, 3, 5, 5)], [], ["images"]),
-        pytest.param([(50, 20, 5, 5)], [], ["images", "windows"], marks=_WIDE),
+        ([(50, 3, 5, 5)], [], IMAGES),
+        pytest.param([(50, 20, 5, 5)], [], [*IMAGES, "window"], marks=_WIDE),
     ],
     ids=["a narrow layer", "a wide layer", "no filter", "a few channels", "odd channels"],
 )
 def test_it_is_made_for_the_layers_beside_convolutions_too(filters, weights, wanted, monkeypatch):
     made = []
-    monkeypatch.setattr(direct_product.processor, "has_wide_vectors", lambda: True)
-    for kind in ("images", "windows", "products"):
-        monkeypatch.setattr(functions, f"{kind}_registered", lambda kind=kind: made.append(kind))
+    monkeypatch.setattr(kernel_registry, "is_on", made.append)
     image_convolution.expect(filters, weights)
     for thread in threading.enumerate():
         if thread.name == image_convolution.THREAD:

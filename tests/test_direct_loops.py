@@ -11,13 +11,13 @@ import pytest
 
 import jfluid as fluid
 from jfluid.compile.rnn_kernels import RnnKernels
-from jfluid.machine_code import direct_gru, direct_lstm, direct_maximum, functions, lstm_kernels
+from jfluid.machine_code import direct_gru, direct_lstm, direct_maximum, kernel_registry
 from jfluid.machine_code.processor import LANES
 from jfluid.ops import recurrent, recurrent_loops, sequence, sequence_loops
 from jfluid.ops.ragged import Level, Ragged
 from jfluid.ops.sequence_loops import GruArrays, GruForm, LstmArrays, LstmForm
 
-pytestmark = pytest.mark.skipif(not lstm_kernels.names(), reason="machine code is made for CPUs with AVX2")
+pytestmark = pytest.mark.skipif(not kernel_registry.supports("lstm"), reason="machine code is made for CPUs with AVX2")
 
 USUAL = ("sigmoid", "tanh", "tanh")
 OTHERS = ("sigmoid", "relu", "identity")
@@ -37,7 +37,7 @@ CASES = {
 
 @pytest.fixture(scope="module", autouse=True)
 def registered():
-    assert functions.loops_registered()
+    assert kernel_registry.is_on("lstm")
 
 
 def _level(lengths):
@@ -282,7 +282,7 @@ def test_other_loops_are_left_to_xla(width, dtype):
 
 
 def test_a_machine_without_such_vectors_leaves_all_to_xla(monkeypatch):
-    monkeypatch.setattr(functions, "loops_registered", lambda: False)
+    monkeypatch.setattr(kernel_registry, "is_on", lambda group: False)
     (x, *lstm), (gates, *gru) = _lstm(16, [2], 2)[0], _gru(16, [2], 2)[0]
     assert not direct_lstm.suits(x, LstmArrays(*lstm))
     assert not direct_gru.suits(gates, GruArrays(*gru))

@@ -10,11 +10,13 @@ import pytest
 import jfluid as fluid
 from jfluid.compile.embedding_kernels import EmbeddingKernels
 from jfluid.compile.rewrites import jaxpr_rewrites
-from jfluid.machine_code import direct_rows, functions, row_kernels
+from jfluid.machine_code import direct_rows, kernel_registry
 from jfluid.ops import embedding, optimizer, table_rows
 from jfluid.ops.selected_rows import SelectedRows
 
-pytestmark = pytest.mark.skipif(not row_kernels.names(), reason="machine code is made for CPUs with AVX-512")
+pytestmark = pytest.mark.skipif(
+    not kernel_registry.supports("row"), reason="machine code is made for CPUs with AVX-512"
+)
 
 HEIGHT = 3000
 # how many rows there are, and how wide they are
@@ -39,7 +41,7 @@ def _drawn(count, width, lowest=0):
 @pytest.fixture(autouse=True)
 def wide_integers():
     with jax.enable_x64(True):
-        assert functions.rows_registered()
+        assert kernel_registry.is_on("row")
         yield
 
 
@@ -52,7 +54,7 @@ def _both(function, *arrays):
         with table_rows.using(EmbeddingKernels()):
             return function(*arrays)
 
-    assert "jfluid_rows_" in str(jax.make_jaxpr(own)(*arrays))
+    assert "jfluid_row_" in str(jax.make_jaxpr(own)(*arrays))
     compiled = jax.jit(own)
     found, again = compiled(*arrays), compiled(*arrays)
     jax.tree.map(np.testing.assert_array_equal, found, again)
@@ -162,7 +164,7 @@ def test_batches_of_rows_are_looked_up(own_tables, own_rows):
     np.testing.assert_array_equal(*_both(look_up, *given))
     with table_rows.using(EmbeddingKernels()):
         text = jax.jit(lambda *arrays: look_up(*arrays)).lower(*given).compile().as_text()
-    assert text.count("jfluid_rows_take") == 1
+    assert text.count("jfluid_row_take") == 1
     assert own_tables or " while(" not in text, "one call for all batches of a table"
 
 
@@ -180,7 +182,7 @@ def test_slots_of_replicas_are_put_side_by_side():
     np.testing.assert_array_equal(*_both(side_by_side, table, rows))
     with table_rows.using(EmbeddingKernels()):
         text = jax.jit(lambda *arrays: side_by_side(*arrays)).lower(table, rows).compile().as_text()
-    assert text.count("jfluid_rows_take") == 1
+    assert text.count("jfluid_row_take") == 1
 
 
 @pytest.mark.parametrize("name", ["sgd", "adagrad"])
@@ -233,7 +235,7 @@ def test_slots_are_read_and_trained_where_their_columns_are(reverse):
 
     with table_rows.using(EmbeddingKernels()):
         text = jax.jit(lambda *given: last(*given)).lower(table, moment, known, dense).compile().as_text()
-    assert len(re.findall(r"custom-call.*jfluid_rows_(?:take|add|merge)", text)) == 3 + 2
+    assert len(re.findall(r"custom-call.*jfluid_row_(?:take|add|merge)", text)) == 3 + 2
     assert "transpose(" not in text
 
 

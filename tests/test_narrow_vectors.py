@@ -37,13 +37,3 @@ def test_code_for_vectors_of_256_bits_passes_the_tests_of_numbers(file):
     )
     assert found.returncode == 0, found.stdout[-4000:]
     assert "passed" in found.stdout and "skipped" not in found.stdout
-
-
-def test_xla_and_machine_code_are_limited_together(monkeypatch):
-    def wide(flags):
-        monkeypatch.setenv("XLA_FLAGS", flags)
-        return processor.has_wide_vectors.__wrapped__()
-
-    assert wide("") and wide("--xla_cpu_max_isa=AVX512")
-    assert not wide("--xla_dump_to=x --xla_cpu_max_isa=AVX2")
-    assert not wide("--xla_cpu_max_isa=avx512 --xla_cpu_max_isa=SSE4_2")

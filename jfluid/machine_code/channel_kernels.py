@@ -10,7 +10,7 @@ from typing import Any
 from llvmlite import ir
 
 from jfluid.machine_code import processor, xla_tasks
-from jfluid.machine_code.extents import Array, Extents
+from jfluid.machine_code.extents import Array, Extents, KernelGroup
 from jfluid.machine_code.llvm_writer import FLOAT, I64, Function, Module
 from jfluid.machine_code.processor import LANES
 
@@ -27,13 +27,7 @@ Add = Callable[[Any, list[list[Any]]], None]
 
 def name(kind: str, width: int) -> str:
     """Return the name of the kernel of a kind for `width` channels at a time."""
-    return f"jfluid_direct_channel_{kind}_{width}"
-
-
-def names() -> list[str]:
-    """Return the names of all kernels; none on processors where the kernels are not known to be faster than XLA."""
-    fast = processor.has_vectors()
-    return [name(kind, width) for kind in KINDS for width in WIDTHS] if fast else []
+    return f"jfluid_channel_{kind}_{width}"
 
 
 def write(module: Module) -> None:
@@ -56,6 +50,11 @@ def extents(name_: str, n: Any) -> Extents:
     ]
     given = [Array(sizes[array]) for array in KINDS[kind]]
     return Extents(given, [Array(n.chunks * 2 * n.channels)], holds=holds)
+
+
+KERNELS = KernelGroup(
+    tuple(name(kind, width) for kind in KINDS for width in WIDTHS), GEOMETRY, write, extents, bits=processor.AVX2
+)
 
 
 def _chunk(module: Module, kind: str, width: int, part: Any) -> Any:

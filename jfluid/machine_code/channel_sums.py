@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
-from jfluid.machine_code import calls, channel_kernels, functions
+from jfluid.machine_code import calls, channel_kernels, kernel_registry
 from jfluid.machine_code.channel_kernels import WIDTHS
 from jfluid.ops import inlining
 
@@ -51,7 +51,9 @@ def products(grad: Array, x: Array, mean: Array, groups: int) -> tuple[Array, Ar
 
 def suits(x: Array) -> bool:
     """Return True if reductions over x, [..., channels], should run here."""
-    return x.dtype == np.float32 and x.shape[-1] >= min(WIDTHS) and x.size >= _FEWEST and functions.images_registered()
+    return (
+        x.dtype == np.float32 and x.shape[-1] >= min(WIDTHS) and x.size >= _FEWEST and kernel_registry.is_on("channel")
+    )
 
 
 def _call(kind: str, groups: int, x: Array, *others: Array) -> Array:

@@ -13,7 +13,7 @@ from typing import Any
 from llvmlite import ir
 
 from jfluid.machine_code import processor, xla_tasks
-from jfluid.machine_code.extents import Array, Extents, parts
+from jfluid.machine_code.extents import Array, Extents, KernelGroup, parts
 from jfluid.machine_code.llvm_writer import FLOAT, I1, I32, I64, POINTER, VOID, Function, Module
 from jfluid.machine_code.processor import LANES, REGISTERS
 
@@ -43,12 +43,7 @@ GEOMETRY = (
 
 def name(kind: str) -> str:
     """Return the name of the kernel of a kind."""
-    return f"jfluid_direct_convolution_{kind}"
-
-
-def names() -> list[str]:
-    """Return the names of all kernels; none on processors where the kernels are not known to be faster than XLA."""
-    return [name(kind) for kind in KINDS] if processor.has_vectors() else []
+    return f"jfluid_convolution_{kind}"
 
 
 def write(module: Module) -> None:
@@ -99,6 +94,9 @@ def extents(name_: str, n: Any) -> Extents:
         return Extents([images, filters], [out], memory, holds)
     made = Array(n.chunks * filters.size)
     return Extents([images, out], [made], memory, holds)
+
+
+KERNELS = KernelGroup(tuple(map(name, KINDS)), GEOMETRY, write, extents, bits=processor.AVX2)
 
 
 def tile(module: Module, kind: str, count: int, lanes: tuple[int, ...]) -> Any:

@@ -17,7 +17,7 @@ from jax import Array
 from jfluid.machine_code import (
     calls,
     convolution_kernels,
-    functions,
+    kernel_registry,
     overlap_kernels,
     window_kernels,
 )
@@ -83,7 +83,7 @@ def of_images(grad: Array, w: Array, low: Sequence[int], sizes: Sequence[int]) -
     sums = (rows + height - 1) * (columns + places - 1) * filters
     # from so many on any number of rows is a sum of these two
     fits = vectors and rows >= (most - 1) * (less - 1) and 4 * sums <= _SUMS
-    if fits and functions.windows_registered():
+    if fits and kernel_registry.is_on("window"):
         w = jnp.swapaxes(w, 1, 2).reshape(height, channels, places * filters)
         w = jnp.pad(w, ((0, 0), (0, 0), (0, vectors * LANES - places * filters)))
         numbers = (images, sums, rows, columns, channels, *sizes, filters, height, places, *low)
@@ -120,7 +120,7 @@ def overlap(parts: Array, low: Sequence[int], sizes: Sequence[int]) -> Array | N
     """
     if parts.ndim != 6 or parts.dtype != np.float32 or parts.size == 0:
         return None
-    if not functions.images_registered():
+    if not kernel_registry.is_on("overlap"):
         return None
     images, rows, columns, height, width, channels = parts.shape
     numbers = (images, 0, *sizes, channels, rows, columns, height, width, *low)
@@ -145,7 +145,7 @@ def suits(x: Array, w: Array, filters: int, size: int, columns: int) -> bool:
         and columns >= TILE
         and size * 4 <= _MOST_FILTERS
         and filters >= LANES
-        and functions.images_registered()
+        and kernel_registry.is_on("convolution")
     )
 
 
@@ -237,6 +237,7 @@ def expect(filters: Iterable[Sequence[int]]) -> None:
     """
     shapes = [shape for shape in filters if len(shape) == 4 and shape[0] >= LANES]
     if shapes:
-        functions.images_registered()
+        for group in ("convolution", "channel", "overlap"):
+            kernel_registry.is_on(group)
     if any(_side_by_side(shape[3], shape[1]) for shape in shapes):
-        functions.windows_registered()
+        kernel_registry.is_on("window")

@@ -12,7 +12,7 @@ import jax
 import numpy as np
 from jax import Array
 
-from jfluid.machine_code import calls, direct_loops, functions, pool_kernels
+from jfluid.machine_code import calls, direct_loops, kernel_registry, pool_kernels
 from jfluid.machine_code.processor import LANES
 from jfluid.ops.ragged import Level
 
@@ -26,7 +26,7 @@ def suits(x: Array, level: Level) -> bool:
         and x.dtype == np.float32
         and x.shape[1] >= LANES
         and min(x.shape[0], level.number) > 0
-        and functions.loops_registered()
+        and kernel_registry.is_on("pool")
     )
 
 

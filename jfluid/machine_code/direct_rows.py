@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array, lax
 
-from jfluid.machine_code import calls, functions, row_kernels
+from jfluid.machine_code import calls, kernel_registry, row_kernels
 from jfluid.machine_code.row_functions import ADD, MERGE, PUT, TAKE, VALUES
 
 _HIGHEST = 2**31  # numbers of a call are int32
@@ -33,7 +33,7 @@ def suits(table: Array, rows: Array) -> bool:
         and jax.dtypes.canonicalize_dtype(np.int64) == np.int64  # numbers of rows are int64
         and 0 < min(table.shape)
         and max(table.shape) < _HIGHEST
-        and functions.rows_registered()
+        and kernel_registry.is_on("row")
     )
 
 

@@ -5,20 +5,15 @@ from typing import Any
 from llvmlite import ir
 
 from jfluid.machine_code import processor, xla_tasks
-from jfluid.machine_code.extents import Array, Extents
+from jfluid.machine_code.extents import Array, Extents, KernelGroup
 from jfluid.machine_code.llvm_writer import FLOAT, I32, I64, Function, Module
 from jfluid.machine_code.processor import LANES
 
-NAME = "jfluid_direct_overlap"
+NAME = "jfluid_overlap"
 _LANES = (LANES, 4, 1)  # channels that are added at a time
 # The numbers of a call, see `xla_tasks.py` for the first two. x is [images, rows, columns, window_height,
 # window_width, channels], out [images, height, width, channels]; a chunk is an image.
 GEOMETRY = ("chunks memory height width channels rows columns window_height window_width top left").split()
-
-
-def names() -> list[str]:
-    """Return the names of all kernels; none on processors where the kernels are not known to be faster than XLA."""
-    return [NAME] if processor.has_vectors() else []
 
 
 def write(module: Module) -> None:
@@ -32,6 +27,9 @@ def extents(name: str, n: Any) -> Extents:
     given = Array(n.chunks * n.rows * n.columns * window)
     made = Array(n.chunks * n.height * n.width * n.channels)
     return Extents([given, given], [made], signed=("top", "left"))
+
+
+KERNELS = KernelGroup((NAME,), GEOMETRY, write, extents, bits=processor.AVX2)
 
 
 def _chunk(module: Module) -> Any:

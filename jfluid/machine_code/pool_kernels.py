@@ -6,21 +6,16 @@ import numpy as np
 from llvmlite import ir
 
 from jfluid.machine_code import processor, xla_tasks
-from jfluid.machine_code.extents import Array, Extents, parts
+from jfluid.machine_code.extents import Array, Extents, KernelGroup, parts
 from jfluid.machine_code.llvm_writer import FLOAT, I32, I64, Function, Module
 from jfluid.machine_code.processor import LANES
 from jfluid.machine_code.vector_functions import Vectors
 
-FORWARD, BACKWARD = "jfluid_loop_maximum_forward", "jfluid_loop_maximum_backward"
+FORWARD, BACKWARD = "jfluid_pool_forward", "jfluid_pool_backward"
 # The numbers of a call, see `xla_tasks.py` for the first two. There are `batches` of arrays, each of
 # `number` sequences in `rows` rows of `columns` numbers, at least a vector. A chunk is `group` sequences.
 GEOMETRY = "chunks memory batches rows number columns group".split()
 _ROWS = ir.VectorType(I32, LANES)
-
-
-def names() -> list[str]:
-    """Return the names of all kernels; none on processors where the kernels are not known to be faster than XLA."""
-    return [FORWARD, BACKWARD] if processor.has_vectors() else []
 
 
 def write(module: Module) -> None:
@@ -41,6 +36,9 @@ def extents(name: str, n: Any) -> Extents:
     if name == FORWARD:
         return Extents([rows, offsets], [best, where], holds=holds)
     return Extents([best, where, offsets], [rows], holds=holds)
+
+
+KERNELS = KernelGroup((FORWARD, BACKWARD), GEOMETRY, write, extents, bits=processor.AVX2)
 
 
 def _chunk(module: Module, name: str, arrays: str, of_rows: str) -> tuple[Function, Any, Any]:

@@ -10,7 +10,7 @@ import numpy as np
 from llvmlite import ir
 
 from jfluid.machine_code import processor, xla_tasks
-from jfluid.machine_code.extents import Array, Extents
+from jfluid.machine_code.extents import Array, Extents, KernelGroup
 from jfluid.machine_code.llvm_writer import FLOAT, I1, I32, I64, POINTER, VOID, Function, Module
 from jfluid.machine_code.row_functions import ADD, MERGE, PUT, TAKE
 
@@ -25,11 +25,6 @@ LANES = 16
 _VECTOR, _LANES = ir.VectorType(FLOAT, LANES), ir.VectorType(I1, LANES)
 _AHEAD = 16  # rows that are on their way to the cache while one is worked on
 _FACTOR = 0x9E3779B97F4A7C15 - (1 << 64)  # 2^64 over the golden ratio: neighbours get far apart
-
-
-def names() -> list[str]:
-    """Return the names of all kernels; none on processors where the kernels are not known to be faster than XLA."""
-    return [TAKE, PUT, ADD, MERGE] if processor.has_wide_vectors() else []
 
 
 def write(module: Module) -> None:
@@ -71,6 +66,9 @@ def extents(name: str, n: Any) -> Extents:
     ]
     made = [Array(n.room, np.int64), Array(n.room * n.width), Array(1, np.int64)]
     return Extents([rows, strips], made, n.places, holds, _SIGNED)
+
+
+KERNELS = KernelGroup((TAKE, PUT, ADD, MERGE), GEOMETRY, write, extents, bits=processor.AVX512)
 
 
 def _begin(module: Module, name: str, arrays: str) -> Function:

@@ -9,11 +9,11 @@ from typing import Any
 
 from jfluid.machine_code import processor, xla_tasks
 from jfluid.machine_code.convolution_kernels import tile
-from jfluid.machine_code.extents import Array, Extents, parts
+from jfluid.machine_code.extents import Array, Extents, KernelGroup, parts
 from jfluid.machine_code.llvm_writer import I1, I32, I64, Module
 from jfluid.machine_code.processor import LANES, REGISTERS
 
-NAME = "jfluid_direct_windows"
+NAME = "jfluid_window"
 # By how many vectors the places in a row of a window fill: the rows that are computed at a time, as many sums as
 # registers hold beside what they are made of, and one less, so that any number is made of them.
 ROWS = {4: (5, 4), 5: (4, 3), 6: (4, 3), 7: (3, 2)} if REGISTERS == 32 else {}
@@ -22,11 +22,6 @@ ROWS = {4: (5, 4), 5: (4, 3), 6: (4, 3), 7: (3, 2)} if REGISTERS == 32 else {}
 # to whole vectors, so that few of them lie in two lines of the cache]; its filters are the channels of the
 # images: out is [images, rows, columns, filters]. A chunk is an image.
 GEOMETRY = ("chunks memory height width channels rows columns filters window_height window_width top left").split()
-
-
-def names() -> list[str]:
-    """Return the names of all kernels; none on processors where the kernels are not known to be faster than XLA."""
-    return [NAME] if processor.has_wide_vectors() else []
 
 
 def write(module: Module) -> None:
@@ -58,6 +53,9 @@ def extents(name: str, n: Any) -> Extents:
     ]
     made = Array(n.chunks * n.rows * n.columns * n.filters)
     return Extents(given, [made], rows * columns * n.filters, holds)
+
+
+KERNELS = KernelGroup((NAME,), GEOMETRY, write, extents, bits=processor.AVX512)
 
 
 def _chunk(module: Module, tiles: Any) -> Any:

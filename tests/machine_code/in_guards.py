@@ -25,7 +25,7 @@ from jfluid.machine_code import (
     direct_maximum,
     direct_product,
     direct_rows,
-    functions,
+    kernel_registry,
     pool_kernels,
     product_kernels,
     row_kernels,
@@ -46,7 +46,7 @@ SEEDS = st.integers(0, 2**32 - 1)
 
 
 def made(group):
-    return pytest.mark.skipif(not any(writer.names() for writer in group), reason="none for this machine's vectors")
+    return pytest.mark.skipif(not kernel_registry.supports(group), reason="the processor has no vectors for them")
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -124,7 +124,7 @@ ACTS = {
 }
 
 
-@made(functions._LOOPS)
+@made("lstm")
 @fuzzed(15)
 @given(levels(), WIDTHS, BATCHES, SEEDS, VALUES, st.booleans(), *[st.sampled_from(KINDS)] * 3)
 def test_lstm(level, width, batches, seed, kind, backwards, gate, cell, candidate):
@@ -155,7 +155,7 @@ def test_lstm(level, width, batches, seed, kind, backwards, gate, cell, candidat
             close(hidden[:last], expected[:last])
 
 
-@made(functions._LOOPS)
+@made("gru")
 @fuzzed(15)
 @given(levels(), WIDTHS, BATCHES, SEEDS, VALUES, *[st.booleans()] * 2, *[st.sampled_from(KINDS)] * 2)
 def test_gru(level, width, batches, seed, kind, backwards, origin, gate, candidate):
@@ -183,7 +183,7 @@ def test_gru(level, width, batches, seed, kind, backwards, origin, gate, candida
             close(hidden[:last], expected[:last])
 
 
-@made(functions._LOOPS)
+@made("lstm")
 @fuzzed(5)
 @given(st.integers(1, 9), st.integers(0, 5), SEEDS)
 def test_lstm_of_steps_side_by_side(number, steps, seed):
@@ -197,7 +197,7 @@ def test_lstm_of_steps_side_by_side(number, steps, seed):
     direct_lstm._backward(form, weight, bias, *arrays)
 
 
-@made(functions._LOOPS)
+@made("pool")
 @fuzzed(25)
 @given(levels(), st.integers(LANES, 3 * LANES + 1), BATCHES, SEEDS, VALUES, st.data())
 def test_maximum(level, columns, batches, seed, kind, data):
@@ -247,7 +247,7 @@ def there(table, ids):
     return (ids >= 0) & (ids < len(table))
 
 
-@made(functions._ROWS)
+@made("row")
 @fuzzed(25)
 @given(tables())
 def test_rows_are_taken(drawn):
@@ -257,7 +257,7 @@ def test_rows_are_taken(drawn):
     assert np.isnan(found[~known]).all()
 
 
-@made(functions._ROWS)
+@made("row")
 @fuzzed(25)
 @given(tables(), st.integers(1, 4), st.integers(0, 5), st.integers(0, 5))
 def test_rows_are_taken_and_added_side_by_side(drawn, strips, before, behind):
@@ -290,7 +290,7 @@ def test_rows_are_taken_and_added_side_by_side(drawn, strips, before, behind):
         close(added, sums, make.kind)
 
 
-@made(functions._ROWS)
+@made("row")
 @fuzzed(25)
 @given(tables(), st.integers(1, 70))
 def test_rows_are_replaced_added_to_and_merged(drawn, multiple):
@@ -312,7 +312,7 @@ def test_rows_are_replaced_added_to_and_merged(drawn, multiple):
 # ---- products ----
 
 
-@made(functions._PRODUCTS)
+@made("product")
 @fuzzed(60)
 @given(
     st.integers(product_kernels.TILE, 70),
@@ -409,7 +409,7 @@ def convolutions(draw):
     return make, x, kernel, strides, low, out, filters
 
 
-@made(functions._IMAGES)
+@made("convolution")
 @fuzzed(40)
 @given(convolutions())
 def test_convolutions(drawn):
@@ -427,7 +427,7 @@ def test_convolutions(drawn):
 WINDOWS = [(3, 3, 20), (2, 4, 17), (2, 5, 18), (3, 5, 20), (5, 5, 16), (3, 3, 32), (2, 1, 17)]
 
 
-@made(functions._IMAGES)
+@made("convolution")
 @fuzzed(20)
 @given(
     st.integers(1, 2),
@@ -449,8 +449,8 @@ def test_gradients_of_images(images, rows, columns, channels, window, seed, kind
     grad, w = make(images, rows, columns, channels), make(height, width, channels, filters)
     parts = np.tensordot(grad, w, ((3,), (2,)))
     expected = overlapped(parts, low, sizes)
-    for registered in (functions.windows_registered, lambda: False):
-        with mock.patch.object(functions, "windows_registered", registered):
+    for is_on in (kernel_registry.is_on, lambda group: group != "window" and kernel_registry.supports(group)):
+        with mock.patch.object(kernel_registry, "is_on", is_on):
             close(direct_convolution.of_images(grad, w, low, sizes), expected, make.kind)
     parts = make(images, rows, columns, height, width, filters)
     low, sizes = (
@@ -461,7 +461,7 @@ def test_gradients_of_images(images, rows, columns, channels, window, seed, kind
     close(found, overlapped(parts, low, sizes), make.kind)
 
 
-@made(functions._IMAGES)
+@made("convolution")
 @fuzzed(15)
 @given(
     st.integers(1, 3),
@@ -491,7 +491,7 @@ def test_sums_of_channels(groups, rows, channels, chunk, seed, kind):
 # ---- whole steps ----
 
 
-@made(functions._LOOPS)
+@made("pool")
 @pytest.mark.parametrize("offsets", [[0, 2, 6], [0, 100], [0, 5, 3, 6], [-4, 2, 6], [3, 6], [0, 2**31 - 1]])
 def test_a_step_of_sequences_with_offsets_from_data(offsets, guards):
     main, start = fluid.Program(), fluid.Program()
@@ -520,7 +520,7 @@ def of_images():
     y = fluid.layers.pool2d(fluid.layers.batch_norm(y, act="relu"), 2, pool_stride=2)
     y = fluid.layers.conv2d(y, 20, 5, padding=2, act="relu")
     x = Numbers(0)(40, 3, 16, 16)
-    return fluid.layers.fc(y, 64, act="tanh"), {"x": x}, "jfluid_direct_product_update"
+    return fluid.layers.fc(y, 64, act="tanh"), {"x": x}, "jfluid_product_update"
 
 
 def of_slots():
@@ -532,7 +532,7 @@ def of_slots():
     return fluid.layers.concat(rows, axis=1), dict(zip("ab", numbers)), row_kernels.ADD
 
 
-@made(functions._PRODUCTS)
+@made("product")
 @pytest.mark.parametrize("net", [of_images, of_slots])
 def test_whole_steps(net, guards):
     before = guards.ran.copy()
@@ -561,5 +561,5 @@ def test_whole_steps(net, guards):
 
 def test_no_function_is_left_out(guards):
     """The last test: it looks at what the others ran."""
-    left_out = set(guarded.names()) - guards.ran
+    left_out = set(kernel_registry.kernels()) - guards.ran
     assert not left_out

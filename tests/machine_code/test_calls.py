@@ -21,15 +21,15 @@ from jfluid.machine_code import (
     direct_maximum,
     direct_product,
     direct_rows,
-    functions,
-    product_kernels,
+    kernel_registry,
 )
 from jfluid.machine_code.processor import LANES
 from jfluid.ops.ragged import Level
 from jfluid.ops.sequence_loops import GruForm, LstmForm
-from tests.machine_code import guarded
 
-pytestmark = pytest.mark.skipif(not product_kernels.names(), reason="machine code is made for CPUs with AVX-512")
+pytestmark = pytest.mark.skipif(
+    not kernel_registry.supports("product"), reason="machine code is made for CPUs with AVX-512"
+)
 
 
 def zeros(*shape, kind=np.float32):
@@ -88,13 +88,13 @@ def known():
 
 def again(name, arrays, numbers, results):
     """Call a function so, while a step is traced."""
-    by_name = dict(zip(functions.writer(name).GEOMETRY, map(int, numbers)))
+    by_name = dict(zip(kernel_registry.group_of(name).geometry, map(int, numbers)))
     made = [(r.shape, r.dtype) for r in results]
     with jax.enable_x64(True):
         jax.eval_shape(lambda *given: calls.call(name, given, by_name, made), *arrays)
 
 
-@pytest.mark.parametrize("name", guarded.names())
+@pytest.mark.parametrize("name", kernel_registry.kernels())
 def test_arrays_that_do_not_fit_are_refused(known, name):
     arrays, numbers, results = known[name]
     again(name, arrays, numbers, results)
@@ -119,13 +119,13 @@ FREE |= {"x_copied", "parts", "groups", "held", "finish", "top", "left", "step",
 FREE |= {"chunks", "each", "band", "bands", "places", "room", "down", "across", "direct", "start"}
 
 
-@pytest.mark.parametrize("name", guarded.names())
+@pytest.mark.parametrize("name", kernel_registry.kernels())
 def test_numbers_that_do_not_fit_are_refused(known, name):
     arrays, numbers, results = known[name]
-    names = functions.writer(name).GEOMETRY
+    names = kernel_registry.group_of(name).geometry
     used = {
-        "jfluid_rows": {"count", "height", "width", "batch", "pitch"},
-        "jfluid_direct_convolution_images": {"band", "bands"},
+        "jfluid_row": {"count", "height", "width", "batch", "pitch"},
+        "jfluid_convolution_images": {"band", "bands"},
     }
     for i, number in enumerate(names):
         for value in (-1, 2**31, -(2**31)):
@@ -139,10 +139,10 @@ def test_numbers_that_do_not_fit_are_refused(known, name):
                     again(name, arrays, [*numbers[:i], value, *numbers[i + 1 :]], results)
 
 
-@pytest.mark.parametrize("name", guarded.names())
+@pytest.mark.parametrize("name", kernel_registry.kernels())
 def test_too_little_memory_is_refused(known, name):
     arrays, numbers, results = known[name]
-    at = functions.writer(name).GEOMETRY.index("memory")
+    at = kernel_registry.group_of(name).geometry.index("memory")
     least = calls.checked(name, numbers).memory
     again(name, arrays, [*numbers[:at], least, *numbers[at + 1 :]], results)
     if least:

@@ -10,12 +10,12 @@ from pathlib import Path
 
 import pytest
 
-from jfluid.machine_code import pool_kernels
+from jfluid.machine_code import kernel_registry, pool_kernels
 from tests.machine_code import guarded
 
 pytestmark = [
     pytest.mark.process,
-    pytest.mark.skipif(not pool_kernels.names(), reason="machine code is made for CPUs with AVX2"),
+    pytest.mark.skipif(not kernel_registry.supports("pool"), reason="machine code is made for CPUs with AVX2"),
     pytest.mark.skipif(sys.platform != "linux", reason="pages are guarded as on Linux"),
 ]
 ROOT = Path(__file__).parents[2]
@@ -23,7 +23,7 @@ BESIDE = """
 import sys
 import numpy as np, jax
 from pathlib import Path
-from jfluid.machine_code import direct_maximum, functions, pool_kernels
+from jfluid.machine_code import direct_maximum, pool_kernels
 from tests.machine_code import guarded
 rows, first, last = map(int, sys.argv[2:])
 numbers = direct_maximum._numbers(4, (1, 16))
@@ -55,7 +55,7 @@ def test_all_functions_stay_inside_of_their_arrays(tmp_path, flags):
     runs = (tmp_path / guarded.RUNS).read_text()
     assert done.returncode == 0, f"{runs}: {done.returncode}\n{done.stdout}\n{done.stderr}"
     ran = set((tmp_path / guarded.RAN).read_text().split())
-    assert ran and (flags or ran == set(guarded.names()))
+    assert ran and (flags or ran == set(kernel_registry.kernels()))
 
 
 @pytest.mark.parametrize(

@@ -5,18 +5,18 @@ import sys
 
 import pytest
 
-from jfluid.machine_code import pool_kernels
+from jfluid.machine_code import kernel_registry
 
 pytestmark = [
     pytest.mark.process,
-    pytest.mark.skipif(not pool_kernels.names(), reason="machine code is made for CPUs with AVX2"),
+    pytest.mark.skipif(not kernel_registry.supports("pool"), reason="machine code is made for CPUs with AVX2"),
 ]
 # In a process of its own: what limits memory limits all of it.
 SCRIPT = """
 import resource, sys
 import jax, numpy as np
-from jfluid.machine_code import calls, direct_maximum, functions, pool_kernels
-assert functions.loops_registered()
+from jfluid.machine_code import calls, direct_maximum, kernel_registry, pool_kernels
+assert kernel_registry.is_on("pool")
 number = int(sys.argv[1])
 x = np.arange(2 * number * 16, dtype=np.float32).reshape(-1, 16)
 offsets = np.arange(0, 2 * number + 1, 2, dtype=np.int32)
