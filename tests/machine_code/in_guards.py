@@ -423,8 +423,7 @@ def test_convolutions(drawn):
     close(found, np.tensordot(seen, grad, [(0, 1, 2)] * 2), make.kind)
 
 
-# height, width, filters: some fill 4, 5, 6 or 7 vectors together
-WINDOWS = [(3, 3, 20), (2, 4, 17), (2, 5, 18), (3, 5, 20), (5, 5, 16), (3, 3, 32), (2, 1, 17)]
+WINDOWS = [(3, 3, 20), (2, 4, 17), (5, 5, 16), (3, 3, 32), (2, 1, 17)]  # height, width, filters
 
 
 @made("convolution")
@@ -449,9 +448,7 @@ def test_gradients_of_images(images, rows, columns, channels, window, seed, kind
     grad, w = make(images, rows, columns, channels), make(height, width, channels, filters)
     parts = np.tensordot(grad, w, ((3,), (2,)))
     expected = overlapped(parts, low, sizes)
-    for is_on in (kernel_registry.is_on, lambda group: group != "window" and kernel_registry.supports(group)):
-        with mock.patch.object(kernel_registry, "is_on", is_on):
-            close(direct_convolution.of_images(grad, w, low, sizes), expected, make.kind)
+    close(direct_convolution.of_images(grad, w, low, sizes), expected, make.kind)
     parts = make(images, rows, columns, height, width, filters)
     low, sizes = (
         np.add(low, -data.draw(st.integers(0, 9))),
