@@ -21,7 +21,7 @@ from jfluid.machine_code.processor import LANES
 pytestmark = pytest.mark.skipif(
     not kernel_registry.supports("convolution"), reason="machine code is made for CPUs with AVX2"
 )
-IMAGES = ["convolution", "channel", "overlap"]
+IMAGES = ["convolution", "channel"]
 CHANNELS_LAST = ("NHWC", "HWIO", "NHWC")
 # images, filter, strides, zeros before and behind
 SHAPES = {

@@ -18,7 +18,6 @@ from jfluid.machine_code import (
     calls,
     convolution_kernels,
     kernel_registry,
-    overlap_kernels,
 )
 from jfluid.machine_code.convolution_kernels import TILE
 from jfluid.machine_code.processor import LANES
@@ -80,28 +79,6 @@ def of_images(grad: Array, w: Array, low: Sequence[int], sizes: Sequence[int]) -
     geometry["chunks"] = images
     geometry["memory"] = rows * held * channels + (held + places - 1) * filters
     return _call(convolution_kernels.name("images"), grad, w, geometry, (images, *sizes, filters))
-
-
-def overlap(parts: Array, low: Sequence[int], sizes: Sequence[int]) -> Array | None:
-    """Return images, [batch, height, width, channels]: the sum of overlapping windows (col2im).
-
-    None if XLA should add the windows.
-
-    Args:
-        parts: values of the window at each position, [batch, rows, columns, height and width of the window,
-            channels].
-        low: how many rows and columns of the first window are before the image.
-        sizes: of the image.
-    """
-    if parts.ndim != 6 or parts.dtype != np.float32 or parts.size == 0:
-        return None
-    if not kernel_registry.is_on("overlap"):
-        return None
-    images, rows, columns, height, width, channels = parts.shape
-    numbers = (images, 0, *sizes, channels, rows, columns, height, width, *low)
-    geometry = dict(zip(overlap_kernels.GEOMETRY, numbers, strict=True))
-    made = [((images, *sizes, channels), np.float32)]
-    return calls.call(overlap_kernels.NAME, (parts, parts), geometry, made)[0]
 
 
 def suits(x: Array, w: Array, filters: int, size: int, columns: int) -> bool:
@@ -212,5 +189,5 @@ def expect(filters: Iterable[Sequence[int]]) -> None:
     """
     shapes = [shape for shape in filters if len(shape) == 4 and shape[0] >= LANES]
     if shapes:
-        for group in ("convolution", "channel", "overlap"):
+        for group in ("convolution", "channel"):
             kernel_registry.is_on(group)

@@ -79,7 +79,6 @@ def known():
         direct_convolution.of_images(grad, zeros(3, 3, LANES, LANES), (1, 1), (9, 11))
         high = zeros(2, 12, 11, LANES)
         direct_convolution.of_images(high, zeros(3, 3, LANES, 20), (1, 1), (12, 11))
-        direct_convolution.overlap(zeros(2, 9, 11, 3, 3, 4), (1, 1), (9, 11))
         for columns in (LANES, 2 * LANES):
             channel_sums._call("moments", 1, zeros(8, columns))
             channel_sums._call("products", 1, *[zeros(8, columns)] * 2, zeros(1, columns))
