@@ -264,7 +264,7 @@ def same(name, feed, resets):
 
 
 machine_code = pytest.mark.skipif(
-    not kernel_registry.supports("pool"), reason="machine code is made for CPUs with AVX2"
+    not kernel_registry.supports("lstm"), reason="machine code is made for CPUs with AVX2"
 )
 
 

@@ -22,11 +22,10 @@ from jfluid.machine_code import (
     direct_gru,
     direct_loops,
     direct_lstm,
-    direct_maximum,
     direct_product,
     direct_rows,
     kernel_registry,
-    pool_kernels,
+    lstm_kernels,
     product_kernels,
     row_kernels,
     vector_functions,
@@ -195,35 +194,6 @@ def test_lstm_of_steps_side_by_side(number, steps, seed):
     hidden, cells, gates = direct_lstm._forward(form, weight, bias, x, h0, h0, known)
     arrays = (gates, cells, hidden, h0, h0, make(*hidden.shape), make(*hidden.shape), known)
     direct_lstm._backward(form, weight, bias, *arrays)
-
-
-@made("pool")
-@fuzzed(25)
-@given(levels(), st.integers(LANES, 3 * LANES + 1), BATCHES, SEEDS, VALUES, st.data())
-def test_maximum(level, columns, batches, seed, kind, data):
-    (offsets, rows, _), make = level, Numbers(seed, kind)
-    number = len(offsets) - 1
-    safe = np.asarray(direct_loops.offsets(Level(offsets, 6), rows))
-    known = np.broadcast_to(safe, (*batches, number + 1)).copy()
-    x = make(*batches, rows, columns)
-    best, where = direct_maximum._forward(rows, x, known)
-    expected = np.zeros((number, columns)), np.full((number, columns), -1)
-    if not batches:
-        for i in range(number):
-            own = x[safe[i] : safe[i + 1]]
-            if len(own):
-                # what is no number is the largest
-                expected[0][i], expected[1][i] = own.max(0), own.argmax(0) + safe[i]
-        np.testing.assert_array_equal(best, expected[0])
-        np.testing.assert_array_equal(where, expected[1])
-    grad = make(*batches, number, columns)
-    (back,) = direct_maximum._backward(rows, grad, where, known)
-    np.testing.assert_array_equal(np.isnan(back).sum() <= np.isnan(grad).sum(), True)
-    # rows from elsewhere reach nothing but their sequence
-    wild = where.copy()
-    wild[...] = data.draw(st.one_of(st.integers(-9, 99), HOSTILE)) % 2**31 * (-1) ** seed
-    (back,) = direct_maximum._backward(rows, grad, wild, known)
-    assert np.count_nonzero(back) <= number * columns * max(np.prod(batches, dtype=int), 1)
 
 
 # ---- rows of tables ----
@@ -481,7 +451,7 @@ def test_sums_of_channels(groups, rows, channels, chunk, seed, kind):
 # ---- whole steps ----
 
 
-@made("pool")
+@made("lstm")
 @pytest.mark.parametrize("offsets", [[0, 2, 6], [0, 100], [0, 5, 3, 6], [-4, 2, 6], [3, 6], [0, 2**31 - 1]])
 def test_a_step_of_sequences_with_offsets_from_data(offsets, guards):
     main, start = fluid.Program(), fluid.Program()
@@ -500,7 +470,7 @@ def test_a_step_of_sequences_with_offsets_from_data(offsets, guards):
         executor.run(start)
         with contextlib.suppress(fluid.errors.JFluidError):  # the operator may refuse them
             executor.run(main, feed=feed, fetch_list=[y, loss], return_numpy=False)
-            assert pool_kernels.BACKWARD in guards.ran
+            assert lstm_kernels.BACKWARD in guards.ran
     guards.ran |= before
 
 

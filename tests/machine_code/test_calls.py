@@ -18,7 +18,6 @@ from jfluid.machine_code import (
     direct_gru,
     direct_loops,
     direct_lstm,
-    direct_maximum,
     direct_product,
     direct_rows,
     kernel_registry,
@@ -61,9 +60,6 @@ def known():
         gates = zeros(6, 3 * width)
         direct_gru._forward(gru, *weights, zeros(3 * width), gates, state, places)
         direct_gru._backward(gru, *weights, gates, rows, state, rows, places)
-        offsets = np.int32([0, 2, 5])
-        direct_maximum._forward(6, rows, offsets)
-        direct_maximum._backward(6, state, zeros(2, width, kind=np.int32), offsets)
         table, ids, values = zeros(9, 5), np.arange(4), zeros(4, 5)
         direct_rows._read.fun(table, ids)
         direct_rows.put(table, ids, values)
