@@ -64,7 +64,7 @@ def _checked(name: str, numbers: tuple[int, ...]) -> Extents | str:
     known = dict(zip(group.geometry, numbers, strict=True))
     extents = group.extents(name, SimpleNamespace(**known))
     for number, value in known.items():
-        if not (-_MOST if number in extents.signed else 0) <= value < _MOST:
+        if not 0 <= value < _MOST:
             return f"expected {number} from 0 to 2^31 - 1, found {value}"
     wanted = [("as much memory as a thread needs", known["memory"] >= extents.memory)]
     for what, holds in [*wanted, *extents.holds]:

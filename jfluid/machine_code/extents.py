@@ -30,14 +30,12 @@ class Extents(NamedTuple):
         made: the arrays that it makes.
         memory: float32 that a thread needs.
         holds: conditions on the geometry: a text, and True if the condition holds.
-        signed: numbers that may be negative.
     """
 
     given: Sequence[Array]
     made: Sequence[Array]
     memory: int = 0
     holds: Iterable[tuple[str, bool]] = ()
-    signed: Sequence[str] = ()
 
 
 class KernelGroup(NamedTuple):

@@ -229,39 +229,6 @@ def test_rows_are_taken(drawn):
 
 @made("row")
 @fuzzed(25)
-@given(tables(), st.integers(1, 4), st.integers(0, 5), st.integers(0, 5))
-def test_rows_are_taken_and_added_side_by_side(drawn, strips, before, behind):
-    make, table, ids = drawn
-    batch, width = max(1, len(ids) // strips), table.shape[1]
-    ids = np.resize(ids, batch * strips)
-    columns = before + strips * width + behind
-    found = direct_rows.take_strips(table, ids, strips, before, columns)
-    inside = found[:, before : columns - behind].reshape(batch, strips, width)
-    known = there(table, ids).reshape(strips, batch)
-    expected = np.where(
-        known[..., None],
-        table[np.clip(ids, 0, len(table) - 1)].reshape(strips, batch, width),
-        np.nan,
-    )
-    np.testing.assert_array_equal(inside, expected.swapaxes(0, 1))
-    numbers = direct_rows._numbers(ids, table, {"chunks": 2, "memory": len(ids) + 1})
-    numbers = np.array([numbers[n] for n in row_kernels.GEOMETRY])
-    matrix, scale = make(batch, columns), np.ones(1, np.float32)
-    arrays = (table, ids, None, scale)
-    out = [(table.shape, np.float32)]
-    steps = ((before, width), (columns - behind - width, -width))
-    for first, step in steps:
-        (added,) = direct_rows.from_strips(row_kernels.ADD, arrays, numbers, matrix, first, step, out)
-        sums = table.astype(float)
-        for i, id_ in enumerate(ids):
-            if 0 <= id_ < len(table):
-                at = first + i // batch * step
-                sums[id_] += matrix[i % batch, at : at + width]
-        close(added, sums, make.kind)
-
-
-@made("row")
-@fuzzed(25)
 @given(tables(), st.integers(1, 70))
 def test_rows_are_replaced_added_to_and_merged(drawn, multiple):
     make, table, ids = drawn

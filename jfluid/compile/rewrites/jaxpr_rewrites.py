@@ -13,7 +13,6 @@ from jax import Array
 
 from jfluid.compile.rewrites.channel_sums import ChannelSums
 from jfluid.compile.rewrites.concat_of_slices import ConcatOfSlices
-from jfluid.compile.rewrites.embedding_concat import EmbeddingConcat
 from jfluid.compile.rewrites.image_convolution import Convolutions
 from jfluid.compile.rewrites.image_layout import ImageLayout
 from jfluid.compile.rewrites.matmul_dispatch import MatmulDispatch
@@ -29,7 +28,6 @@ REWRITES: tuple[type[Rewrite], ...] = (
     Convolutions,
     MatmulDispatch,
     ConcatOfSlices,
-    EmbeddingConcat,
     ImageLayout,
 )
 
