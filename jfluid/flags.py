@@ -10,7 +10,7 @@ __all__ = ["get_flags", "set_flags"]
 
 
 # Groups of CPU kernels: each is a file `machine_code/<group>_kernels.py`.
-CPU_KERNELS = ("channel", "convolution", "gru", "lstm", "product", "row")
+CPU_KERNELS = ("convolution", "gru", "lstm", "product", "row")
 
 
 def _kernel_groups(text: str) -> str:

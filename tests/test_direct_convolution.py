@@ -21,7 +21,6 @@ from jfluid.machine_code.processor import LANES
 pytestmark = pytest.mark.skipif(
     not kernel_registry.supports("convolution"), reason="machine code is made for CPUs with AVX2"
 )
-IMAGES = ["convolution", "channel"]
 CHANNELS_LAST = ("NHWC", "HWIO", "NHWC")
 # images, filter, strides, zeros before and behind
 SHAPES = {
@@ -196,10 +195,10 @@ def test_a_thread_makes_it_while_operators_are_recorded(filters, wanted, monkeyp
 @pytest.mark.parametrize(
     "filters, weights, wanted",
     [
-        ([(32, 3, 3, 3)], [(64, 10)], IMAGES),
-        ([(32, 3, 3, 3)], [(64, 10), (64, 96)], [*IMAGES, "product"]),
+        ([(32, 3, 3, 3)], [(64, 10)], ["convolution"]),
+        ([(32, 3, 3, 3)], [(64, 10), (64, 96)], ["convolution", "product"]),
         ([], [(64, 96)], []),
-        ([(50, 3, 5, 5)], [], IMAGES),
+        ([(50, 3, 5, 5)], [], ["convolution"]),
     ],
     ids=["a narrow layer", "a wide layer", "no filter", "a few channels"],
 )

@@ -19,7 +19,6 @@ HERE = os.path.dirname(os.path.abspath(__file__))
 # tests of files, and which
 OF = {
     "test_direct_convolution.py": "of_the_library or of_images or leave_other_shapes",
-    "test_channel_sums.py": "forward_and_back or numbers",
     "test_direct_loops.py": "(an_lstm or a_gru) and (ragged or panels or columns) or activations",
 }
 

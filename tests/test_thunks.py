@@ -34,11 +34,6 @@ def test_products_are_told_from_what_else_a_step_does():
     assert thunks.of_products(MODULE) == expected
 
 
-def test_what_sums_channels_is_no_product():
-    line = '%ffi_call.8 = f32[8]{0} custom-call(%p), custom_call_target="jfluid_channel_moments_16"'
-    assert not thunks.of_products(f"ENTRY %main (p: f32[4]) -> f32[8] {{\n  {line}\n}}")
-
-
 def test_an_instruction_has_ended_when_one_that_reads_it_begins():
     lines = (
         '%call.1 = f32[8,8]{1,0} custom-call(%p), custom_call_target="jfluid_product"',

@@ -16,7 +16,6 @@ from hypothesis import strategies as st
 
 import jfluid as fluid
 from jfluid.machine_code import (
-    channel_sums,
     convolution_kernels,
     direct_convolution,
     direct_gru,
@@ -386,33 +385,6 @@ def test_gradients_of_images(images, rows, columns, channels, window, seed, kind
     parts = np.tensordot(grad, w, ((3,), (2,)))
     expected = overlapped(parts, low, sizes)
     close(direct_convolution.of_images(grad, w, low, sizes), expected, make.kind)
-
-
-@made("convolution")
-@fuzzed(15)
-@given(
-    st.integers(1, 3),
-    st.integers(1, 90),
-    st.integers(LANES, 5 * LANES),
-    st.sampled_from([1 << 9, 1 << 12, 1 << 18]),
-    SEEDS,
-    VALUES,
-)
-def test_sums_of_channels(groups, rows, channels, chunk, seed, kind):
-    make = Numbers(seed, kind)
-    x, grad = make(groups * rows, channels), make(groups * rows, channels)
-    mean = make(groups, channels)
-    with mock.patch.object(channel_sums, "_CHUNK", chunk):
-        found = channel_sums._call("moments", groups, x)
-        sums = channel_sums._call("products", groups, x, grad, mean)
-    ends = np.arange(found.shape[1] + 1) * rows // found.shape[1]
-    for group, of_group in enumerate(x.reshape(groups, rows, channels).astype(float)):
-        for at, own in enumerate(np.split(of_group, ends[1:-1])):
-            close(found[group, at, 0], own.mean(0), kind)
-            close(found[group, at, 1], ((own - own.mean(0)) ** 2).sum(0), kind)
-    both = grad.reshape(groups, rows, -1), (x.reshape(groups, rows, -1) - mean[:, None])
-    close(sums[:, :, 0].sum(1), both[0].sum(1), kind)
-    close(sums[:, :, 1].sum(1), (both[0] * both[1]).sum(1), kind)
 
 
 # ---- whole steps ----
