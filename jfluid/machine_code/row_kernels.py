@@ -42,8 +42,9 @@ def extents(name: str, n: Any) -> Extents:
     holds = [("rows of a table", n.width > 0), ("rows whose places are int32", n.count < 2**31)]
     if name in (TAKE, PUT):
         holds.append(("a chunk for each row", n.chunks * n.group >= n.count))
-        given, made = ([table, rows], values) if name == TAKE else ([table, rows, values], table)
-        return Extents(given, [made], 0, holds)
+        if name == TAKE:
+            return Extents([table, rows], [values], 0, holds)
+        return Extents([table, rows, values], [table], 0, holds)
     if name == ADD:
         holds.append(("a chunk", n.chunks > 0))
         return Extents([table, rows, values, Array(1)], [table], n.count, holds)
