@@ -64,8 +64,8 @@ EFFECTIVE = {
     ),
     "FLAGS_cpu_kernels": Flag(
         "1",
-        "steps on CPUs that are compiled from then on call jfluid's CPU kernels where kernels are faster; 0: XLA's code "
-        "alone; lstm,gru: the kernels of these groups; -lstm,-gru: the kernels of all other groups",
+        "steps on CPUs that are compiled from then on call jfluid's CPU kernels where kernels are faster; 0: XLA's "
+        "code alone; lstm,gru: the kernels of these groups; -lstm,-gru: the kernels of all other groups",
         _kernel_groups,
         f"1, 0, names of groups (lstm,gru) or groups to leave out (-lstm,-gru) of {', '.join(CPU_KERNELS)}",
     ),

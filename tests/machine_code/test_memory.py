@@ -21,7 +21,8 @@ from jfluid.ops.sequence_loops import LstmForm
 assert kernel_registry.is_on("lstm")
 number, width = int(sys.argv[1]), 16
 random = np.random.RandomState(0)
-arrays = [random.rand(*shape).astype(np.float32) for shape in ((width, 4 * width), (7 * width,), (2 * number, 4 * width))]
+shapes = (width, 4 * width), (7 * width,), (2 * number, 4 * width)
+arrays = [random.rand(*shape).astype(np.float32) for shape in shapes]
 states = [np.zeros((number, width), np.float32)] * 2
 places = np.asarray(direct_loops.places(Level(np.arange(0, 2 * number + 1, 2, dtype=np.int32), 2), 2 * number))
 call = direct_loops.call
