@@ -11,7 +11,7 @@ from jfluid.machine_code import processor
 pytestmark = [
     pytest.mark.process,
     pytest.mark.skipif(
-        not processor.has_wide_vectors(),
+        processor.vectors().bits < processor.AVX512,
         reason="on a CPU without AVX-512 the other tests are of its vectors",
     ),
 ]
