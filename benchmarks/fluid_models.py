@@ -156,6 +156,45 @@ def ctr_dnn_lazy_adam(fluid):
     return ctr_dnn(fluid, optimizer=fluid.optimizer.Adam(learning_rate=0.001, lazy_mode=True))
 
 
+def skip_gram(fluid, batch=4096, vocab=100000, width=64, negatives=5):
+    """Word vectors by negative sampling: two large sparse tables, Adam in lazy mode."""
+    layers = fluid.layers
+    center = layers.data(name="center", shape=[1], dtype="int64")
+    words = layers.data(name="words", shape=[1 + negatives], dtype="int64")
+    label = layers.data(name="label", shape=[1 + negatives], dtype="float32")
+    one = layers.embedding(center, size=[vocab, width], is_sparse=True)
+    others = layers.embedding(layers.reshape(words, [-1, 1]), size=[vocab, width], is_sparse=True)
+    others = layers.reshape(others, [-1, 1 + negatives, width])
+    logits = layers.matmul(layers.reshape(one, [-1, 1, width]), others, transpose_y=True)
+    logits = layers.reshape(logits, [-1, 1 + negatives])
+    loss = layers.mean(layers.sigmoid_cross_entropy_with_logits(logits, label))
+    fluid.optimizer.Adam(learning_rate=0.001, lazy_mode=True).minimize(loss)
+
+    def draw(r, count):
+        return r.zipf(1.2, (batch, count)).clip(max=vocab - 1).astype("int64")
+
+    labels = np.tile(np.eye(1 + negatives, dtype="float32")[:1], (batch, 1))
+    return loss, lambda r: {"center": draw(r, 1), "words": draw(r, 1 + negatives), "label": labels}
+
+
+def gru_sentiment(fluid, batch=64, vocab=30000, width=128):
+    """Sentiment of a text: a GRU, the maximum over its states, two layers."""
+    words = fluid.layers.data(name="words", shape=[1], dtype="int64", lod_level=1)
+    x = fluid.layers.fc(fluid.layers.embedding(words, size=[vocab, width], is_sparse=True), 3 * width)
+    x = fluid.layers.tanh(fluid.layers.sequence_pool(fluid.layers.dynamic_gru(x, width), "max"))
+    x = fluid.layers.fc(x, 96, act="tanh")
+
+    def feed(r):
+        lengths = r.randint(20, 120, batch)
+        ids = r.randint(0, vocab, (int(lengths.sum()), 1)).astype("int64")
+        return {
+            "words": fluid.create_lod_tensor(ids, [lengths.tolist()], fluid.CPUPlace()),
+            "label": r.randint(0, 2, (batch, 1)).astype("int64"),
+        }
+
+    return _classifier(fluid, x, 2, fluid.optimizer.Adagrad(learning_rate=0.01)), feed
+
+
 def ssd(fluid, batch=8, size=300, classes=21):
     """SSD300's maps and priors (8732) over a body of eight narrow convolutions."""
     layers = fluid.layers
@@ -235,6 +274,8 @@ MODELS = {
         stacked_lstm,
         ctr_dnn,
         ctr_dnn_lazy_adam,
+        skip_gram,
+        gru_sentiment,
         ssd,
         crnn,
     )

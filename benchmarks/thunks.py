@@ -14,7 +14,7 @@ _COMPUTATION = re.compile(r"^(?:ENTRY )?%?([\w.-]+) .*\{$")
 _INSTRUCTION = re.compile(r"^\s+(?:ROOT )?%?([\w.-]+) = .*? ([a-z][\w-]*)\(")
 _CALLED = re.compile(r"calls=%?([\w.-]+)")
 _TARGET = re.compile(r'custom_call_target="([^"]+)"')
-_LIBRARY = re.compile(r"^jfluid_(?!rows_|direct_channel_)|matmul|convolution|dot")
+_LIBRARY = re.compile(r"^jfluid_(?!row_)|matmul|convolution|dot")
 _READ = re.compile(r"%([\w.-]+)")
 _SAME = ("bitcast", "get-tuple-element", "tuple")  # what XLA does nothing for
 

@@ -1,7 +1,7 @@
 """Flags: settings by name, from the environment (`FLAGS_x=...`) or `fluid.set_flags`."""
 
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, NamedTuple
 
 from jfluid import environment, errors
@@ -9,11 +9,36 @@ from jfluid import environment, errors
 __all__ = ["get_flags", "set_flags"]
 
 
+# Groups of CPU kernels: each is a file `machine_code/<group>_kernels.py`.
+CPU_KERNELS = ("convolution", "gru", "lstm", "product", "row")
+
+
+def _kernel_groups(text: str) -> str:
+    """Return the value of FLAGS_cpu_kernels: 1, 0 or the names of groups. Raises ValueError for unknown names."""
+    if text in ("1", "true"):
+        return "1"
+    names = [] if text in ("", "0", "false") else [name.strip() for name in text.split(",")]
+    without = [name[1:] for name in names if name.startswith("-")]
+    if (without and len(without) < len(names)) or not set(without or names) <= set(CPU_KERNELS):
+        raise ValueError(text)
+    chosen = [name for name in CPU_KERNELS if (name not in without if without else name in names)]
+    return "1" if len(chosen) == len(CPU_KERNELS) else ",".join(chosen) or "0"
+
+
 class Flag(NamedTuple):
-    """Default of a flag, which determines the flag's type, and its description."""
+    """Flag.
+
+    Attributes:
+        default: the default, which determines the flag's type.
+        meaning: the description.
+        parse: returns the value of a text in lower case; raises ValueError.
+        expected: the values that `parse` takes.
+    """
 
     default: Any
     meaning: str
+    parse: Callable[[str], Any] | None = None
+    expected: str = ""
 
 
 EFFECTIVE = {
@@ -38,9 +63,11 @@ EFFECTIVE = {
         "thirty-second of the memory, 512 MiB at least",
     ),
     "FLAGS_cpu_kernels": Flag(
-        True,
-        "steps on CPUs that are compiled from then on call jfluid's own machine code where it is faster; "
-        "0: XLA's code alone",
+        "1",
+        "steps on CPUs that are compiled from then on call jfluid's CPU kernels where kernels are faster; 0: XLA's "
+        "code alone; lstm,gru: the kernels of these groups; -lstm,-gru: the kernels of all other groups",
+        _kernel_groups,
+        f"1, 0, names of groups (lstm,gru) or groups to leave out (-lstm,-gru) of {', '.join(CPU_KERNELS)}",
     ),
     "FLAGS_cpu_replicas_joined": Flag(
         True,
@@ -128,12 +155,16 @@ _changes = 0
 def _parse(name: str, text: Any) -> Any:
     """Return a value that is given as text, in the type of the flag's default."""
     default = _known(name)
+    flag = EFFECTIVE.get(name)
     try:
+        if flag and flag.parse:
+            return flag.parse(str(text).lower())
         if isinstance(default, bool):
             return {"1": True, "true": True, "0": False, "false": False, "": False}[str(text).lower()]
         return type(default)(text)
     except (KeyError, ValueError):
-        raise errors.AttributeTypeError(f"{name}: expected {type(default).__name__}, found {text!r}") from None
+        expected = flag.expected if flag and flag.parse else type(default).__name__
+        raise errors.AttributeTypeError(f"{name}: expected {expected}, found {text!r}") from None
 
 
 def _known(name: str) -> Any:
@@ -157,6 +188,12 @@ def get(name: str) -> Any:
     """Return the value of a flag: the set value, else the environment's, else the default."""
     value = given(name)
     return _known(name) if value is None else value
+
+
+def cpu_kernels() -> frozenset[str]:
+    """Return the groups of CPU kernels that FLAGS_cpu_kernels allows."""
+    value = get("FLAGS_cpu_kernels")
+    return frozenset(CPU_KERNELS if value == "1" else value.split(","))
 
 
 def changes() -> int:

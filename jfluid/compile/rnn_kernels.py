@@ -20,8 +20,3 @@ class RnnKernels:
 
         suits = direct_gru.suits(x, arrays)
         return direct_gru.over_sequences(x, level, arrays, form) if suits else None
-
-    def maximum(self, x: Array, level: Level) -> tuple[Array, Array] | None:
-        from jfluid.machine_code import direct_maximum  # as above
-
-        return direct_maximum.over_sequences(x, level) if direct_maximum.suits(x, level) else None

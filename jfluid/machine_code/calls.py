@@ -14,7 +14,7 @@ import numpy as np
 from jax import Array
 
 from jfluid import errors
-from jfluid.machine_code import functions
+from jfluid.machine_code import kernel_registry
 from jfluid.machine_code.extents import Extents
 
 _MOST = 2**31  # numbers of a call are int32
@@ -38,7 +38,7 @@ def call(
     Raises ShapeError for arrays or numbers with which the kernel would access memory out of bounds.
     """
     results = [jax.ShapeDtypeStruct(tuple(shape), kind) for shape, kind in made]
-    names = functions.writer(name).GEOMETRY
+    names = kernel_registry.group_of(name).geometry
     ordered = [int(numbers[number]) for number in names]
     extents = checked(name, ordered)
     for what, arrays, wanted in (("given", given, extents.given), ("made", results, extents.made)):
@@ -60,11 +60,11 @@ def checked(name: str, numbers: Sequence[int]) -> Extents:
 
 @functools.lru_cache(4096)
 def _checked(name: str, numbers: tuple[int, ...]) -> Extents | str:
-    writer = functions.writer(name)
-    known = dict(zip(writer.GEOMETRY, numbers, strict=True))
-    extents: Extents = writer.extents(name, SimpleNamespace(**known))
+    group = kernel_registry.group_of(name)
+    known = dict(zip(group.geometry, numbers, strict=True))
+    extents = group.extents(name, SimpleNamespace(**known))
     for number, value in known.items():
-        if not (-_MOST if number in extents.signed else 0) <= value < _MOST:
+        if not 0 <= value < _MOST:
             return f"expected {number} from 0 to 2^31 - 1, found {value}"
     wanted = [("as much memory as a thread needs", known["memory"] >= extents.memory)]
     for what, holds in [*wanted, *extents.holds]:

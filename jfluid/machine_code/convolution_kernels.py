@@ -13,7 +13,7 @@ from typing import Any
 from llvmlite import ir
 
 from jfluid.machine_code import processor, xla_tasks
-from jfluid.machine_code.extents import Array, Extents, parts
+from jfluid.machine_code.extents import Array, Extents, KernelGroup, parts
 from jfluid.machine_code.llvm_writer import FLOAT, I1, I32, I64, POINTER, VOID, Function, Module
 from jfluid.machine_code.processor import LANES, REGISTERS
 
@@ -43,19 +43,14 @@ GEOMETRY = (
 
 def name(kind: str) -> str:
     """Return the name of the kernel of a kind."""
-    return f"jfluid_direct_convolution_{kind}"
-
-
-def names() -> list[str]:
-    """Return the names of all kernels; none on processors where the kernels are not known to be faster than XLA."""
-    return [name(kind) for kind in KINDS] if processor.has_vectors() else []
+    return f"jfluid_convolution_{kind}"
 
 
 def write(module: Module) -> None:
     """Write all kernels."""
     columns, numbers = (
         {
-            (count, lanes): tile(module, kind, count, lanes)
+            (count, lanes): _tile(module, kind, count, lanes)
             for lanes in _VECTORS
             for count in dict.fromkeys(counts[lanes])
         }
@@ -101,7 +96,10 @@ def extents(name_: str, n: Any) -> Extents:
     return Extents([images, out], [made], memory, holds)
 
 
-def tile(module: Module, kind: str, count: int, lanes: tuple[int, ...]) -> Any:
+KERNELS = KernelGroup(tuple(map(name, KINDS)), GEOMETRY, write, extents, bits=processor.AVX2)
+
+
+def _tile(module: Module, kind: str, count: int, lanes: tuple[int, ...]) -> Any:
     """Write the register tile: `count` numbers times several vectors of columns, summed over two loops.
 
     The loops are `outer` and `inner`; the factors are `numbers` and vectors of `others`. The tile adds the sums to
@@ -148,17 +146,15 @@ def tile(module: Module, kind: str, count: int, lanes: tuple[int, ...]) -> Any:
         f.b.store(f.at(numbers, step), places[0])
         f.b.store(f.at(others, v["others_inner"]), places[1])
 
-    at_once = _UNROLLED if len(lanes) <= len(_PAIR) else 1
-    unrolled = f.b.sdiv(v["inner"], I64(at_once))
+    unrolled = f.b.sdiv(v["inner"], I64(_UNROLLED))
     with f.loop(v["outer"]):
         begins = [f.load(row, POINTER) for row in rows]
         places = [f.variable(POINTER, begin) for begin in begins]
         with f.loop(unrolled):
-            for _ in range(at_once):
+            for _ in range(_UNROLLED):
                 add(places)
-        if at_once > 1:
-            with f.loop(v["inner"], f.product(unrolled, I64(at_once))):
-                add(places)
+        with f.loop(v["inner"], f.product(unrolled, I64(_UNROLLED))):
+            add(places)
         f.b.store(f.at(begins[0], v["numbers_outer"]), rows[0])
         f.b.store(f.at(begins[1], v["others_outer"]), rows[1])
     for place, out, vector in everywhere:

@@ -17,9 +17,7 @@ from jax import Array
 from jfluid.machine_code import (
     calls,
     convolution_kernels,
-    functions,
-    overlap_kernels,
-    window_kernels,
+    kernel_registry,
 )
 from jfluid.machine_code.convolution_kernels import TILE
 from jfluid.machine_code.processor import LANES
@@ -31,8 +29,6 @@ _PARTS = 8
 _COPIED = 128 << 10
 # Larger filters are read again from far caches for each row: the library divides them.
 _MOST_FILTERS = 320 << 10  # bytes
-# What is added to the sums of an image's gradient has these in a core's second cache.
-_SUMS = 512 << 10  # bytes
 # The gradient of a filter is read and written once for each image: it has to be small for that, but
 # costs less than turning images and gradients round.
 _BYTES_A_POSITION = 2560
@@ -77,56 +73,12 @@ def of_images(grad: Array, w: Array, low: Sequence[int], sizes: Sequence[int]) -
         sizes: of an image.
     """
     images, rows, columns, channels = grad.shape
-    height, places, _, filters = w.shape
-    vectors = _side_by_side(places, filters)
-    most, less = window_kernels.ROWS.get(vectors, (0, 0))
-    sums = (rows + height - 1) * (columns + places - 1) * filters
-    # from so many on any number of rows is a sum of these two
-    fits = vectors and rows >= (most - 1) * (less - 1) and 4 * sums <= _SUMS
-    if fits and functions.windows_registered():
-        w = jnp.swapaxes(w, 1, 2).reshape(height, channels, places * filters)
-        w = jnp.pad(w, ((0, 0), (0, 0), (0, vectors * LANES - places * filters)))
-        numbers = (images, sums, rows, columns, channels, *sizes, filters, height, places, *low)
-        shape = (images, *sizes, filters)
-        geometry = dict(zip(window_kernels.GEOMETRY, numbers, strict=True))
-        return _call(window_kernels.NAME, grad, w, geometry, shape)
+    _, places, _, filters = w.shape
     geometry = _geometry(grad.shape, w.shape[:2], filters, (1, 1), low, sizes)
     held = -(-columns // TILE) * TILE
     geometry["chunks"] = images
     geometry["memory"] = rows * held * channels + (held + places - 1) * filters
     return _call(convolution_kernels.name("images"), grad, w, geometry, (images, *sizes, filters))
-
-
-def _side_by_side(places: int, filters: int) -> int:
-    """Return the number of vectors that the filters of a whole row of the window fill, side by side.
-
-    0 unless that is fewer than the vectors of each place of the window apart, and a kernel has rows for the number.
-    """
-    vectors = -(-places * filters // LANES)
-    fewer = vectors < places * -(-filters // LANES)
-    return vectors if fewer and vectors in window_kernels.ROWS else 0
-
-
-def overlap(parts: Array, low: Sequence[int], sizes: Sequence[int]) -> Array | None:
-    """Return images, [batch, height, width, channels]: the sum of overlapping windows (col2im).
-
-    None if XLA should add the windows.
-
-    Args:
-        parts: values of the window at each position, [batch, rows, columns, height and width of the window,
-            channels].
-        low: how many rows and columns of the first window are before the image.
-        sizes: of the image.
-    """
-    if parts.ndim != 6 or parts.dtype != np.float32 or parts.size == 0:
-        return None
-    if not functions.images_registered():
-        return None
-    images, rows, columns, height, width, channels = parts.shape
-    numbers = (images, 0, *sizes, channels, rows, columns, height, width, *low)
-    geometry = dict(zip(overlap_kernels.GEOMETRY, numbers, strict=True))
-    made = [((images, *sizes, channels), np.float32)]
-    return calls.call(overlap_kernels.NAME, (parts, parts), geometry, made)[0]
 
 
 def suits(x: Array, w: Array, filters: int, size: int, columns: int) -> bool:
@@ -145,7 +97,7 @@ def suits(x: Array, w: Array, filters: int, size: int, columns: int) -> bool:
         and columns >= TILE
         and size * 4 <= _MOST_FILTERS
         and filters >= LANES
-        and functions.images_registered()
+        and kernel_registry.is_on("convolution")
     )
 
 
@@ -237,6 +189,4 @@ def expect(filters: Iterable[Sequence[int]]) -> None:
     """
     shapes = [shape for shape in filters if len(shape) == 4 and shape[0] >= LANES]
     if shapes:
-        functions.images_registered()
-    if any(_side_by_side(shape[3], shape[1]) for shape in shapes):
-        functions.windows_registered()
+        kernel_registry.is_on("convolution")

@@ -27,7 +27,7 @@ def _numbers(form: GruForm, sizes: Sizes, gates: Panels, candidate: Panels) -> d
 
 def suits(x: Array, arrays: GruArrays) -> bool:
     """Return True if a GRU over rows should run here."""
-    return direct_loops.suits(arrays.h0.shape[1], x, *arrays)
+    return direct_loops.suits("gru", arrays.h0.shape[1], x, *arrays)
 
 
 def over_sequences(x: Array, level: Level, arrays: GruArrays, form: GruForm) -> Array:

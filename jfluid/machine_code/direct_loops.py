@@ -15,7 +15,7 @@ import numpy as np
 from jax import Array, lax
 
 from jfluid import errors
-from jfluid.machine_code import calls, functions, sequence_kernels, vector_functions
+from jfluid.machine_code import calls, kernel_registry, sequence_kernels, vector_functions
 from jfluid.machine_code.processor import LANES
 from jfluid.machine_code.vector_functions import MOST_ROWS, PANEL
 from jfluid.ops.ragged import Level
@@ -115,14 +115,14 @@ class Sizes:
         }
 
 
-def suits(width: int, x: Array, *others: Array) -> bool:
-    """Return True if a loop over rows x [rows, ...] should run here, by state width, dtypes and numbers of rows."""
+def suits(group: str, width: int, x: Array, *others: Array) -> bool:
+    """Return True if a group of kernels should loop over rows x [rows, ...]: by state width, dtypes and sizes."""
     return (
         all(a.dtype == np.float32 for a in (x, *others))
         and width % LANES == 0
         and 0 < width <= _WIDEST
         and min(a.shape[0] for a in (x, *others)) > 0
-        and functions.loops_registered()
+        and kernel_registry.is_on(group)
     )
 
 

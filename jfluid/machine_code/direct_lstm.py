@@ -25,7 +25,7 @@ def _numbers(form: LstmForm, sizes: Sizes, panels: Panels) -> dict[str, int]:
 
 def suits(x: Array, arrays: LstmArrays) -> bool:
     """Return True if an LSTM over rows should run here."""
-    return direct_loops.suits(arrays.weight.shape[0], x, *arrays)
+    return direct_loops.suits("lstm", arrays.weight.shape[0], x, *arrays)
 
 
 def over_sequences(x: Array, level: Level, arrays: LstmArrays, form: LstmForm) -> tuple[Array, Array]:

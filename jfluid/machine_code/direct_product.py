@@ -9,7 +9,7 @@ from collections.abc import Iterable, Sequence
 import numpy as np
 from jax import Array
 
-from jfluid.machine_code import calls, functions, processor, product_kernels
+from jfluid.machine_code import calls, kernel_registry, processor, product_kernels
 from jfluid.machine_code.product_kernels import LANES, TILE, WIDTH
 from jfluid.machine_code.vector_functions import KINDS
 
@@ -134,8 +134,8 @@ def _divided(rows: int, columns: int, depth: int, over: tuple[int, int], process
 
 def expect(weights: Iterable[Sequence[int]]) -> None:
     """Register the GEMM kernels, if products with weights of these shapes may be dispatched here."""
-    if any(min(shape) >= WIDTH for shape in weights) and processor.has_wide_vectors():
-        functions.products_registered()
+    if any(min(shape) >= WIDTH for shape in weights):
+        kernel_registry.is_on("product")
 
 
 def suits(x: Array, y: Array, over: tuple[int, int]) -> bool:
@@ -148,6 +148,5 @@ def suits(x: Array, y: Array, over: tuple[int, int]) -> bool:
         and not LANES < columns < WIDTH
         and rows >= TILE
         and (depth <= _MOST_ROWS or -(-rows // TILE) * -(-columns // WIDTH) >= (os.cpu_count() or 1))
-        and processor.has_wide_vectors()
-        and functions.products_registered()
+        and kernel_registry.is_on("product")
     )

@@ -12,8 +12,8 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array, lax
 
-from jfluid.machine_code import calls, functions, row_kernels
-from jfluid.machine_code.row_functions import ADD, MERGE, PUT, TAKE, VALUES
+from jfluid.machine_code import calls, kernel_registry, row_kernels
+from jfluid.machine_code.row_kernels import ADD, MERGE, PUT, TAKE
 
 _HIGHEST = 2**31  # numbers of a call are int32
 _FEWEST = 256  # rows; XLA's code for fewer costs next to nothing
@@ -33,7 +33,7 @@ def suits(table: Array, rows: Array) -> bool:
         and jax.dtypes.canonicalize_dtype(np.int64) == np.int64  # numbers of rows are int64
         and 0 < min(table.shape)
         and max(table.shape) < _HIGHEST
-        and functions.rows_registered()
+        and kernel_registry.is_on("row")
     )
 
 
@@ -71,47 +71,6 @@ def _tangent(arrays: tuple[Array, Array], tangents: tuple[Any, Any]) -> tuple[Ar
     height = table.shape[0]
     known = jnp.where((rows >= 0) & (rows < height), rows, height)
     return _taken(table, rows), jnp.take(tangents[0], known, axis=0, mode="fill")
-
-
-def take_strips(table: Array, rows: Array, count: int, start: int, columns: int) -> Array:
-    """Gather the rows of a table at `rows` [count * n] into `count` strips side by side of a matrix [n, columns].
-
-    The first strip begins at column `start`. Columns outside the strips are undefined.
-    """
-    batch = rows.shape[0] // count
-    numbers = _numbers(rows, table, _divided(rows, table))
-    strips = _strips(start, table.shape[1], batch, columns)
-    result = ((batch, columns), np.float32)
-    return _call(TAKE, [result], (table, rows), {**numbers, **strips})[0]
-
-
-def from_strips(
-    name: str,
-    arrays: Sequence[Array],
-    numbers: Any,
-    matrix: Array,
-    first: int,
-    step: int,
-    results: Any,
-) -> Sequence[Array]:
-    """Call a function again for values that are strips of a matrix.
-
-    Args:
-        arrays: of the call, with the values.
-        numbers: those of the call.
-        first: the column that the first strip begins at.
-        step: columns from one strip to the next.
-        results: what it makes.
-    """
-    place = VALUES[name]
-    given = [*arrays[:place], matrix, *arrays[place + 1 :]]
-    known = dict(zip(row_kernels.GEOMETRY, np.asarray(numbers).tolist(), strict=True))
-    strips = _strips(first, step, *matrix.shape)
-    return _call(name, results, given, {**known, **strips}, {0: 0} if name == ADD else None)
-
-
-def _strips(start: int, step: int, batch: int, pitch: int) -> dict[str, int]:
-    return {"start": start, "step": step, "batch": batch, "pitch": pitch}
 
 
 def add(table: Array, rows: Array, values: Array, scale: Array) -> Array:
@@ -197,6 +156,5 @@ def _numbers(rows: Array, table: Any, given: Mapping[str, int]) -> dict[str, int
         "count": count,
         "height": height,
         "width": width,
-        **_strips(0, 0, count, width),
         **given,
     }

@@ -4,7 +4,7 @@ Each `*_kernels.py` returns the extents of its kernels. `calls.py` checks each c
 run every kernel on arrays that end there.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -30,14 +30,30 @@ class Extents(NamedTuple):
         made: the arrays that it makes.
         memory: float32 that a thread needs.
         holds: conditions on the geometry: a text, and True if the condition holds.
-        signed: numbers that may be negative.
     """
 
     given: Sequence[Array]
     made: Sequence[Array]
     memory: int = 0
     holds: Iterable[tuple[str, bool]] = ()
-    signed: Sequence[str] = ()
+
+
+class KernelGroup(NamedTuple):
+    """Declaration of the kernels of a file, which are compiled and registered together.
+
+    Attributes:
+        names: names of the kernels.
+        geometry: names of the numbers of a call, in order.
+        write: writes all kernels into a `Module`.
+        extents: returns the extents of a kernel, by name, for a geometry.
+        bits: bits of the vectors that the kernels need, see `processor.Vectors`.
+    """
+
+    names: Sequence[str]
+    geometry: Sequence[str]
+    write: Callable[[Any], None]
+    extents: Callable[[str, Any], Extents]
+    bits: int
 
 
 def parts(whole: int, size: int) -> int:

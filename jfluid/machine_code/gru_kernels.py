@@ -3,11 +3,11 @@
 from typing import Any
 
 from jfluid.machine_code import processor, sequence_kernels, vector_functions, xla_tasks
-from jfluid.machine_code.extents import Array, Extents
+from jfluid.machine_code.extents import Array, Extents, KernelGroup
 from jfluid.machine_code.llvm_writer import I64, Module
 from jfluid.machine_code.sequence_kernels import Group
 
-FORWARD, BACKWARD = "jfluid_loop_gru_forward", "jfluid_loop_gru_backward"
+FORWARD, BACKWARD = "jfluid_gru_forward", "jfluid_gru_backward"
 # The numbers of a call. Pitches and panels are those of the weights of gates and candidate, see
 # `vector_functions.product`; then two activations, and whether the update gate keeps the old state.
 GEOMETRY = [
@@ -17,11 +17,6 @@ GEOMETRY = [
 _GATES = 2  # of each row: update, reset; behind them is the candidate
 _ALL = _GATES + 1
 MEMORY = _GATES + 4  # float32 of it for each number of the state of a group
-
-
-def names() -> list[str]:
-    """Return the names of all kernels; none on processors where the kernels are not known to be faster than XLA."""
-    return [FORWARD, BACKWARD] if processor.has_vectors() else []
 
 
 def write(module: Module) -> None:
@@ -47,6 +42,9 @@ def extents(name: str, n: Any) -> Extents:
         given = [rows(_ALL), rows(1), *weights, states, rows(1), places]
         made = [rows(_ALL), rows(_GATES), rows(1), rows(1), rows(1), sums, states]
     return Extents(given, made, sequence_kernels.memory(n, MEMORY), holds)
+
+
+KERNELS = KernelGroup((FORWARD, BACKWARD), GEOMETRY, write, extents, bits=processor.AVX2)
 
 
 class _Gru(Group):

@@ -3,22 +3,17 @@
 from typing import Any
 
 from jfluid.machine_code import processor, sequence_kernels, vector_functions, xla_tasks
-from jfluid.machine_code.extents import Array, Extents
+from jfluid.machine_code.extents import Array, Extents, KernelGroup
 from jfluid.machine_code.llvm_writer import I64, Module
 from jfluid.machine_code.sequence_kernels import Group
 
-FORWARD, BACKWARD = "jfluid_loop_lstm_forward", "jfluid_loop_lstm_backward"
+FORWARD, BACKWARD = "jfluid_lstm_forward", "jfluid_lstm_backward"
 # The numbers of a call. `pitch` and `panel` are those of the weights, see `vector_functions.product`; the
 # last three are activations.
 GEOMETRY = [*sequence_kernels.GEOMETRY, *"pitch panel gate cell candidate".split()]
 _GATES = 4  # of each row: candidate, input, forget, output
 _PEEPHOLES = 3  # behind the gates' biases: of input, forget, output
 MEMORY = _GATES + 2  # float32 of it for each number of the state of a group
-
-
-def names() -> list[str]:
-    """Return the names of all kernels; none on processors where the kernels are not known to be faster than XLA."""
-    return [FORWARD, BACKWARD] if processor.has_vectors() else []
 
 
 def write(module: Module) -> None:
@@ -43,6 +38,9 @@ def extents(name: str, n: Any) -> Extents:
         given = [rows(_GATES), rows(1), rows(1), *given[1:5], rows(1), rows(1), places]
         made = [rows(_GATES), rows(1), sums, states, states]
     return Extents(given, made, sequence_kernels.memory(n, MEMORY), holds)
+
+
+KERNELS = KernelGroup((FORWARD, BACKWARD), GEOMETRY, write, extents, bits=processor.AVX2)
 
 
 class _Lstm(Group):

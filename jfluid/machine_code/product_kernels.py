@@ -14,7 +14,7 @@ from typing import Any
 from llvmlite import ir
 
 from jfluid.machine_code import processor, xla_tasks
-from jfluid.machine_code.extents import Array, Extents
+from jfluid.machine_code.extents import Array, Extents, KernelGroup
 from jfluid.machine_code.llvm_writer import (
     FLOAT,
     I1,
@@ -32,9 +32,9 @@ from jfluid.machine_code.vector_functions import KINDS, Vectors
 # Functions for XLA: of x and y; also of a layer's bias [columns], or an array of the result's shape; and of a
 # parameter, which the result takes the place of, and a rate [1].
 NAME, FINISHED, UPDATE = (
-    "jfluid_direct_product",
-    "jfluid_direct_product_finished",
-    "jfluid_direct_product_update",
+    "jfluid_product",
+    "jfluid_product_finished",
+    "jfluid_product_update",
 )
 TILE, LANES = 14, 16  # rows of the result that are computed at a time, numbers in a vector
 WIDTH = 2 * LANES  # columns that are
@@ -101,16 +101,14 @@ def extents(name: str, n: Any) -> Extents:
     return Extents(given, [out], memory(*largest_, n.depth, n.held), holds)
 
 
-def names() -> list[str]:
-    """Return the names of all kernels; none on processors where the kernels are not known to be faster than XLA."""
-    return [NAME, FINISHED, UPDATE] if processor.has_wide_vectors() else []
-
-
 def write(module: Module) -> None:
     """Write all kernels."""
     chunk = _chunk(module)
     for name, given in ((NAME, 2), (FINISHED, 3), (UPDATE, 4)):
         xla_tasks.define(module, name, _with_all(module, name, chunk, given), given)
+
+
+KERNELS = KernelGroup((NAME, FINISHED, UPDATE), GEOMETRY, write, extents, bits=processor.AVX512)
 
 
 def _with_all(module: Module, name: str, chunk: Any, given: int) -> Any:

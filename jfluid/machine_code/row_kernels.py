@@ -10,26 +10,18 @@ import numpy as np
 from llvmlite import ir
 
 from jfluid.machine_code import processor, xla_tasks
-from jfluid.machine_code.extents import Array, Extents
+from jfluid.machine_code.extents import Array, Extents, KernelGroup
 from jfluid.machine_code.llvm_writer import FLOAT, I1, I32, I64, POINTER, VOID, Function, Module
-from jfluid.machine_code.row_functions import ADD, MERGE, PUT, TAKE
 
+TAKE, PUT, ADD, MERGE = (f"jfluid_row_{name}" for name in ("take", "put", "add", "merge"))
 # The numbers of a call, see `xla_tasks.py` for the first two. There are `count` rows of tables [height, width].
 # A chunk is `group` of them, or those that belong to it by their hash. `MERGE`, which has one chunk, makes
-# `room` rows with a hash table of `places`, a power of 2 and more than `count`. What `TAKE` makes, and values
-# of `ADD` and `MERGE`, are strips of a matrix side by side, of `batch` rows each: the first begins at
-# `start`, the next is `step` behind it, and from a row to the next are `pitch` numbers.
-GEOMETRY = "chunks memory count height width group room places batch pitch step start".split()
-_SIGNED = ("step",)
+# `room` rows with a hash table of `places`, a power of 2 and more than `count`.
+GEOMETRY = "chunks memory count height width group room places".split()
 LANES = 16
 _VECTOR, _LANES = ir.VectorType(FLOAT, LANES), ir.VectorType(I1, LANES)
 _AHEAD = 16  # rows that are on their way to the cache while one is worked on
 _FACTOR = 0x9E3779B97F4A7C15 - (1 << 64)  # 2^64 over the golden ratio: neighbours get far apart
-
-
-def names() -> list[str]:
-    """Return the names of all kernels; none on processors where the kernels are not known to be faster than XLA."""
-    return [TAKE, PUT, ADD, MERGE] if processor.has_wide_vectors() else []
 
 
 def write(module: Module) -> None:
@@ -47,30 +39,25 @@ def extents(name: str, n: Any) -> Extents:
         Array(n.count, np.int64),
         Array(n.count * n.width),
     )
-    strips = Array(n.batch * n.pitch)
-    count = n.count // n.batch if n.batch else 0
-    ends = (n.start, n.start + max(count - 1, 0) * n.step)
-    holds = [
-        ("rows of a table", n.width > 0),
-        ("whole strips", n.count == count * n.batch),
-        ("strips inside of a row", not count or 0 <= min(ends) <= max(ends) <= n.pitch - n.width),
-        ("an array of strips whose places are int32", n.count < 2**31),
-    ]
+    holds = [("rows of a table", n.width > 0), ("rows whose places are int32", n.count < 2**31)]
     if name in (TAKE, PUT):
         holds.append(("a chunk for each row", n.chunks * n.group >= n.count))
         if name == TAKE:
-            return Extents([table, rows], [strips], 0, holds, _SIGNED)
-        return Extents([table, rows, values], [table], 0, holds, _SIGNED)
+            return Extents([table, rows], [values], 0, holds)
+        return Extents([table, rows, values], [table], 0, holds)
     if name == ADD:
         holds.append(("a chunk", n.chunks > 0))
-        return Extents([table, rows, strips, Array(1)], [table], n.count, holds, _SIGNED)
+        return Extents([table, rows, values, Array(1)], [table], n.count, holds)
     holds += [
         ("one chunk", n.chunks == 1),
         ("room for each row", n.room >= n.count),
         ("a hash table with a place left", n.places > n.count and not n.places & (n.places - 1)),
     ]
     made = [Array(n.room, np.int64), Array(n.room * n.width), Array(1, np.int64)]
-    return Extents([rows, strips], made, n.places, holds, _SIGNED)
+    return Extents([rows, values], made, n.places, holds)
+
+
+KERNELS = KernelGroup((TAKE, PUT, ADD, MERGE), GEOMETRY, write, extents, bits=processor.AVX512)
 
 
 def _begin(module: Module, name: str, arrays: str) -> Function:
@@ -88,34 +75,6 @@ def _exists(f: Function, row: Any) -> Any:
 def _line(f: Function, array: str, row: Any) -> Any:
     """Return a pointer to a row of an array [rows, width]."""
     return f.at(f.v[array], f.product(row, f.v["width"]))
-
-
-def _in_strip(f: Function, array: str, i: Any) -> Any:
-    """Return a pointer to a row of an array of strips."""
-    v, b = f.v, f.b
-    short, batch = (b.trunc(n, I32) for n in (i, v["batch"]))  # divided in a third of the time
-    strip, row = (b.zext(n, I64) for n in (b.udiv(short, batch), b.urem(short, batch)))
-    place = f.sum(v["start"], f.product(strip, v["step"]), f.product(row, v["pitch"]))
-    return f.at(v[array], place)
-
-
-def _strip_by_strip(f: Function, array: str, first: Any) -> tuple[Any, Any]:
-    """Return a cursor over rows of strips from row `first` on: a pointer, and the number of rows left in its strip.
-
-    A division costs as much as copying a row: a cursor divides once for consecutive rows.
-    """
-    place = f.variable(POINTER, _in_strip(f, array, first))
-    done = f.b.srem(first, f.v["batch"])
-    return place, f.variable(I64, f.b.sub(f.v["batch"], done))
-
-
-def _next_in_strip(f: Function, cursor: tuple[Any, Any]) -> None:
-    (place, left), v, b = cursor, f.v, f.b
-    after = b.sub(f.load(left, I64), I64(1))
-    last = b.icmp_signed("==", after, I64(0))
-    to_next = b.sub(v["step"], f.product(v["pitch"], b.sub(v["batch"], I64(1))))
-    b.store(f.at(f.load(place, POINTER), b.select(last, to_next, v["pitch"])), place)
-    b.store(b.select(last, v["batch"], after), left)
 
 
 def _each_vector(f: Function, work: Any) -> None:
@@ -159,22 +118,20 @@ def _plus(f: Function, source: Any, target: Any, scale: Any = None) -> None:
 
 
 def _take(module: Module) -> Any:
-    """Write the gather kernel: it copies rows of a table to strips, and writes NaN for rows outside the table."""
+    """Write the gather kernel: it copies rows of a table, and writes NaN for rows outside the table."""
     f = _begin(module, TAKE, "table rows out")
     first, end = _part(f)
-    cursor = _strip_by_strip(f, "out", first)
     with f.loop(end, first) as i:
         _fetch(f, "table", _row(f, _next(f, i, end)))
         row = _row(f, i)
         known = f.spread(_exists(f, row), _LANES)
-        source, target = _line(f, "table", row), f.load(cursor[0], POINTER)
+        source, target = _line(f, "table", row), _line(f, "out", i)
 
         def copy(start: Any, lanes: Any) -> None:
             value = f.load_lanes(f.at(source, start), _VECTOR, f.b.and_(lanes, known), float("nan"))
             f.store_lanes(value, f.at(target, start), lanes)
 
         _each_vector(f, copy)
-        _next_in_strip(f, cursor)
     return f.end()
 
 
@@ -223,7 +180,7 @@ def _add(module: Module) -> Any:
         place = _place(f, own, i)
         row = _row(f, place)
         with f.b.if_then(_exists(f, row)):
-            _plus(f, _in_strip(f, "values", place), _line(f, "out", row), scale)
+            _plus(f, _line(f, "values", place), _line(f, "out", row), scale)
     return f.end()
 
 
@@ -237,7 +194,6 @@ def _merge(module: Module) -> Any:
     b, v = f.b, f.v
     f.c("memset", v["scratch"], I32(0), f.product(v["places"], I64(4)))
     size, at, known = (f.variable(I64, I64(0)) for _ in range(3))
-    cursor = _strip_by_strip(f, "values", I64(0))
     with f.loop(v["count"]) as i:
         row = _row(f, i)
         with b.if_then(_exists(f, row)):
@@ -252,7 +208,7 @@ def _merge(module: Module) -> Any:
                 same = b.icmp_signed("==", f.load(f.at(v["once"], before, kind=I64), I64), row)
                 leave(b.or_(empty, same))
                 b.store(f.sum(f.load(at, I64), I64(1)), at)
-            source, number = f.load(cursor[0], POINTER), f.load(known, I64)
+            source, number = _line(f, "values", i), f.load(known, I64)
             with b.if_else(b.icmp_signed("==", number, I64(0))) as (new, again):
                 with new:
                     last = f.load(size, I64)
@@ -263,7 +219,6 @@ def _merge(module: Module) -> Any:
                     _copy(f, source, _line(f, "sums", last))
                 with again:
                     _plus(f, source, _line(f, "sums", b.sub(number, I64(1))))
-        _next_in_strip(f, cursor)
     with f.loop(v["room"], f.load(size, I64)) as i:
         b.store(v["height"], f.at(v["once"], i, kind=I64))
     b.store(f.load(size, I64), v["found"])

@@ -9,7 +9,7 @@ from typing import Any
 from llvmlite import ir
 
 from jfluid.machine_code.llvm_writer import FLOAT, I32, I64, POINTER, VOID, Function, Module
-from jfluid.machine_code.processor import LANES, REGISTERS, has_wide_vectors
+from jfluid.machine_code.processor import LANES, REGISTERS
 
 VECTOR = ir.VectorType(FLOAT, LANES)
 KINDS = ("identity", "sigmoid", "tanh", "relu")  # of activations, by number
@@ -75,7 +75,7 @@ class Vectors:
 
     def _reciprocal(self, x: Any) -> Any:
         """Compute 1 / x; with AVX-512 by one Newton step from 14 bits."""
-        if not has_wide_vectors():
+        if LANES < 16:
             return self.b.fdiv(self.number(1.0), x)
         kinds = [VECTOR, VECTOR, ir.IntType(LANES)]
         estimate = self.f.module.declare("llvm.x86.avx512.rcp14.ps.512", VECTOR, kinds)

@@ -21,7 +21,7 @@ from llvmlite import ir
 from jfluid.machine_code.llvm_writer import I1, I8, I32, I64, POINTER, VOID, Function, Module
 
 # Offsets in bytes in the structures of XLA's interface for foreign functions, and its version.
-_VERSION = (0, 3)
+VERSION = (0, 3)
 _EXTENSION, _API, _CONTEXT, _ARGUMENTS, _RESULTS, _DATA = 8, 16, 24, 72, 112, 24
 _FUTURE = 168
 _CREATE_ERROR, _DESTROY_ERROR, _SCHEDULE, _NUM_THREADS = 48, 64, 136, 144
@@ -284,7 +284,7 @@ def _begin(module: Module, name: str, given: int, made: int) -> tuple[Function, 
             metadata = f.field(extension, _METADATA)
             if key := module.find("make_memory_key"):
                 f.call(key)
-            for offset, value in ((_MAJOR, _VERSION[0]), (_MINOR, _VERSION[1]), (_TRAITS, 0)):
+            for offset, value in ((_MAJOR, VERSION[0]), (_MINOR, VERSION[1]), (_TRAITS, 0)):
                 b.store(I32(value), f.at(metadata, I64(offset), kind=ir.IntType(8)))
             b.ret(nothing)
     api, context = f.field(frame, _API), f.field(frame, _CONTEXT)

@@ -13,9 +13,6 @@ from jfluid.ops import collective, row_rules, unrolled, windows
 from jfluid.ops.ragged_dispatch import RowMask
 from jfluid.ops.registry import Int, op
 
-# The names of functions in what is traced: `compile/rewrites/channel_sums.py` finds them there.
-CHANNEL_MOMENTS, CHANNEL_PRODUCTS = "channel_moments", "channel_products"
-
 
 def _working(dtype: Any) -> jnp.dtype:
     """Return the dtype to compute in: half precision is normalised in float32."""
@@ -67,26 +64,6 @@ def _of_all_groups(vector: jax.Array) -> jax.Array:
     return vector if vector.ndim == 1 else functools.reduce(jnp.add, list(vector))
 
 
-@functools.partial(jax.jit, static_argnames="groups")
-def channel_moments(x: Array, groups: int) -> tuple[Array, Array]:
-    """Return the mean and the biased variance of each channel of x [N, C, ...], in each group of rows.
-
-    The traced program calls it as a separate function.
-    """
-    mean = _by_channel(jnp.mean, x, 1, groups)
-    return mean, _by_channel(jnp.mean, jnp.square(x - _spread(mean, x, 1)), 1, groups)
-
-
-@functools.partial(jax.jit, static_argnames="groups")
-def channel_products(grad: Array, x: Array, mean: Array, groups: int) -> tuple[Array, Array]:
-    """Return the sums of `grad` and of `grad * (x - mean)` over each channel, in each group of rows.
-
-    `grad` and x are [N, C, ...]. The traced program calls it as a separate function.
-    """
-    products = grad * (x - _spread(mean, x, 1))
-    return _by_channel(jnp.sum, grad, 1, groups), _by_channel(jnp.sum, products, 1, groups)
-
-
 @functools.partial(jax.custom_vjp, nondiff_argnums=(3, 4, 5))
 def _batch_norm(
     x: jax.Array, scale: jax.Array, bias: jax.Array, epsilon: float, axis: int, groups: int
@@ -106,11 +83,8 @@ def _batch_norm_forward(
 ) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
     along = functools.partial(_spread, x=x, axis=axis)
     wide = x.astype(scale.dtype)
-    if axis == 1:
-        mean, variance = channel_moments(wide, groups)
-    else:
-        mean = _by_channel(jnp.mean, wide, axis, groups)
-        variance = _by_channel(jnp.mean, jnp.square(wide - along(mean)), axis, groups)
+    mean = _by_channel(jnp.mean, wide, axis, groups)
+    variance = _by_channel(jnp.mean, jnp.square(wide - along(mean)), axis, groups)
     inverse = lax.rsqrt(variance + epsilon)
     slope = scale * inverse
     y = ((wide - along(mean)) * along(slope) + along(bias)).astype(x.dtype)
@@ -125,12 +99,8 @@ def _batch_norm_backward(
     grad = grads[0].astype(scale.dtype)
     centred = x.astype(scale.dtype) - along(mean)
     count = x.size // x.shape[axis] // groups
-    if axis == 1:
-        grad_bias, products = channel_products(grad, x.astype(scale.dtype), mean, groups)
-        grad_scale = products * inverse
-    else:
-        grad_bias = _by_channel(jnp.sum, grad, axis, groups)
-        grad_scale = _by_channel(jnp.sum, grad * centred, axis, groups) * inverse
+    grad_bias = _by_channel(jnp.sum, grad, axis, groups)
+    grad_scale = _by_channel(jnp.sum, grad * centred, axis, groups) * inverse
     slope = scale * inverse
     grad_x = (
         along(slope) * grad - centred * along(slope * inverse * grad_scale / count) - along(slope * grad_bias / count)

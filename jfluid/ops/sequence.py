@@ -9,7 +9,7 @@ from jax import Array
 
 from jfluid import errors
 from jfluid.ir.types import np_dtype
-from jfluid.ops import refusals, sequence_loops, static_values
+from jfluid.ops import refusals, static_values
 from jfluid.ops.ragged import Level, Ragged, Value, column, grouped, moved, need, offsets_of, positions, rows_of, totals
 from jfluid.ops.registry import Bool, Int, Ints, op
 
@@ -49,9 +49,6 @@ def _maximum(x: Ragged) -> tuple[Array, Array]:
     NaN is the largest value.
     """
     level, values = x.last, jax.lax.stop_gradient(x.values)
-    found = sequence_loops.current().maximum(x.values, level)
-    if found is not None:
-        return found
     _, position, _ = positions(level, x.capacity)
     if level.number * level.longest <= 4 * x.capacity:
         mask = level.mask().reshape(level.number, level.longest, *[1] * (x.ndim - 1))

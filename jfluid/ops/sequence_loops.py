@@ -82,16 +82,6 @@ class SequenceLoops(Protocol):
     def gru(self, x: Array, level: Level, arrays: GruArrays, form: GruForm) -> Array | None:
         """Return hidden states [rows, width]."""
 
-    def maximum(self, x: Array, level: Level) -> tuple[Array, Array] | None:
-        """Return the maximum of each column of each sequence and its first row, int32: [number, columns].
-
-        A sequence without rows gives any number and row -1.
-
-        Args:
-            x: [rows, columns].
-            level: groups the rows.
-        """
-
 
 class XlaLoops:
     """None of these: XLA runs all."""
@@ -100,9 +90,6 @@ class XlaLoops:
         return None
 
     def gru(self, *arguments: object) -> None:
-        return None
-
-    def maximum(self, *arguments: object) -> None:
         return None
 
 

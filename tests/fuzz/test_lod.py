@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 import jfluid as fluid
 from jfluid import errors
-from jfluid.machine_code import pool_kernels
+from jfluid.machine_code import kernel_registry
 from jfluid.ops import ragged_dispatch, registry
 from jfluid.ops.ragged import Ragged
 from tests.fuzz.harness import fuzzed
@@ -263,7 +263,9 @@ def same(name, feed, resets):
     return found
 
 
-machine_code = pytest.mark.skipif(not pool_kernels.names(), reason="machine code is made for CPUs with AVX2")
+machine_code = pytest.mark.skipif(
+    not kernel_registry.supports("lstm"), reason="machine code is made for CPUs with AVX2"
+)
 
 
 @machine_code

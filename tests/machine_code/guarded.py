@@ -17,7 +17,7 @@ import jax
 import numpy as np
 
 from jfluid.machine_code import calls as machine_calls
-from jfluid.machine_code import functions, llvm_writer, row_kernels, xla_tasks
+from jfluid.machine_code import kernel_registry, llvm_writer, row_kernels, xla_tasks
 
 PAGE = mmap.PAGESIZE
 HEADER = xla_tasks._HEADER
@@ -61,8 +61,7 @@ class Buffer:
 @functools.cache
 def _function(name: str, pointers: int) -> Any:
     """The function that does a chunk."""
-    group = next(g for g in functions._GROUPS if any(name in writer.names() for writer in g))
-    machine_code = functions._object_file(group)
+    machine_code = kernel_registry.object_file(name.split("_")[1])
     (address,) = llvm_writer.load(machine_code, [xla_tasks.chunk_of(name)])
     return ctypes.CFUNCTYPE(None, *[ctypes.c_void_p] * pointers, ctypes.c_int64)(address)
 
@@ -94,8 +93,8 @@ class Guards:
         first, second = (
             self._once(name, numbers, given, made, aliases, at_end, fill) for at_end, fill in zip((True, False), _FILLS)
         )
-        known = dict(zip(functions.writer(name).GEOMETRY, numbers.tolist()))
-        for one, other in zip(*(_written(name, known, found) for found in (first, second))):
+        known = dict(zip(kernel_registry.group_of(name).geometry, numbers.tolist()))
+        for one, other in zip(*(_written(name, found) for found in (first, second))):
             np.testing.assert_array_equal(
                 _bytes(one),
                 _bytes(other),
@@ -154,16 +153,11 @@ def _bytes(array: np.ndarray) -> np.ndarray:
     return np.ascontiguousarray(array).reshape(-1).view(np.uint8)
 
 
-def _written(name: str, numbers: Mapping[str, int], found: Sequence[np.ndarray]) -> Sequence[np.ndarray]:
+def _written(name: str, found: Sequence[np.ndarray]) -> Sequence[np.ndarray]:
     """What a function has to write: rows that were not asked for are anybody's."""
     if name == row_kernels.MERGE:
         once, sums, count = found
         return once, sums[: int(count[0])], count
-    if name == row_kernels.TAKE:
-        strips = range(numbers["count"] // max(numbers["batch"], 1))
-        starts = [numbers["start"] + i * numbers["step"] for i in strips]
-        out = found[0].reshape(numbers["batch"], numbers["pitch"])
-        return [np.ascontiguousarray(out[:, at : at + numbers["width"]]) for at in starts]
     return found
 
 
@@ -192,11 +186,6 @@ def calls(folder: Path | None = None) -> Iterator[Guards]:
         yield guards
     finally:
         jax.ffi.ffi_call = real
-
-
-def names() -> list[str]:
-    """All functions of machine code that this machine has."""
-    return [name for g in functions._GROUPS for writer in g for name in writer.names()]
 
 
 assert machine_calls.jax is jax  # it asks `jax.ffi.ffi_call` for each call

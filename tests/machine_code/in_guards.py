@@ -16,17 +16,15 @@ from hypothesis import strategies as st
 
 import jfluid as fluid
 from jfluid.machine_code import (
-    channel_sums,
     convolution_kernels,
     direct_convolution,
     direct_gru,
     direct_loops,
     direct_lstm,
-    direct_maximum,
     direct_product,
     direct_rows,
-    functions,
-    pool_kernels,
+    kernel_registry,
+    lstm_kernels,
     product_kernels,
     row_kernels,
     vector_functions,
@@ -46,7 +44,7 @@ SEEDS = st.integers(0, 2**32 - 1)
 
 
 def made(group):
-    return pytest.mark.skipif(not any(writer.names() for writer in group), reason="none for this machine's vectors")
+    return pytest.mark.skipif(not kernel_registry.supports(group), reason="the processor has no vectors for them")
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -124,7 +122,7 @@ ACTS = {
 }
 
 
-@made(functions._LOOPS)
+@made("lstm")
 @fuzzed(15)
 @given(levels(), WIDTHS, BATCHES, SEEDS, VALUES, st.booleans(), *[st.sampled_from(KINDS)] * 3)
 def test_lstm(level, width, batches, seed, kind, backwards, gate, cell, candidate):
@@ -155,7 +153,7 @@ def test_lstm(level, width, batches, seed, kind, backwards, gate, cell, candidat
             close(hidden[:last], expected[:last])
 
 
-@made(functions._LOOPS)
+@made("gru")
 @fuzzed(15)
 @given(levels(), WIDTHS, BATCHES, SEEDS, VALUES, *[st.booleans()] * 2, *[st.sampled_from(KINDS)] * 2)
 def test_gru(level, width, batches, seed, kind, backwards, origin, gate, candidate):
@@ -183,7 +181,7 @@ def test_gru(level, width, batches, seed, kind, backwards, origin, gate, candida
             close(hidden[:last], expected[:last])
 
 
-@made(functions._LOOPS)
+@made("lstm")
 @fuzzed(5)
 @given(st.integers(1, 9), st.integers(0, 5), SEEDS)
 def test_lstm_of_steps_side_by_side(number, steps, seed):
@@ -195,35 +193,6 @@ def test_lstm_of_steps_side_by_side(number, steps, seed):
     hidden, cells, gates = direct_lstm._forward(form, weight, bias, x, h0, h0, known)
     arrays = (gates, cells, hidden, h0, h0, make(*hidden.shape), make(*hidden.shape), known)
     direct_lstm._backward(form, weight, bias, *arrays)
-
-
-@made(functions._LOOPS)
-@fuzzed(25)
-@given(levels(), st.integers(LANES, 3 * LANES + 1), BATCHES, SEEDS, VALUES, st.data())
-def test_maximum(level, columns, batches, seed, kind, data):
-    (offsets, rows, _), make = level, Numbers(seed, kind)
-    number = len(offsets) - 1
-    safe = np.asarray(direct_loops.offsets(Level(offsets, 6), rows))
-    known = np.broadcast_to(safe, (*batches, number + 1)).copy()
-    x = make(*batches, rows, columns)
-    best, where = direct_maximum._forward(rows, x, known)
-    expected = np.zeros((number, columns)), np.full((number, columns), -1)
-    if not batches:
-        for i in range(number):
-            own = x[safe[i] : safe[i + 1]]
-            if len(own):
-                # what is no number is the largest
-                expected[0][i], expected[1][i] = own.max(0), own.argmax(0) + safe[i]
-        np.testing.assert_array_equal(best, expected[0])
-        np.testing.assert_array_equal(where, expected[1])
-    grad = make(*batches, number, columns)
-    (back,) = direct_maximum._backward(rows, grad, where, known)
-    np.testing.assert_array_equal(np.isnan(back).sum() <= np.isnan(grad).sum(), True)
-    # rows from elsewhere reach nothing but their sequence
-    wild = where.copy()
-    wild[...] = data.draw(st.one_of(st.integers(-9, 99), HOSTILE)) % 2**31 * (-1) ** seed
-    (back,) = direct_maximum._backward(rows, grad, wild, known)
-    assert np.count_nonzero(back) <= number * columns * max(np.prod(batches, dtype=int), 1)
 
 
 # ---- rows of tables ----
@@ -247,7 +216,7 @@ def there(table, ids):
     return (ids >= 0) & (ids < len(table))
 
 
-@made(functions._ROWS)
+@made("row")
 @fuzzed(25)
 @given(tables())
 def test_rows_are_taken(drawn):
@@ -257,40 +226,7 @@ def test_rows_are_taken(drawn):
     assert np.isnan(found[~known]).all()
 
 
-@made(functions._ROWS)
-@fuzzed(25)
-@given(tables(), st.integers(1, 4), st.integers(0, 5), st.integers(0, 5))
-def test_rows_are_taken_and_added_side_by_side(drawn, strips, before, behind):
-    make, table, ids = drawn
-    batch, width = max(1, len(ids) // strips), table.shape[1]
-    ids = np.resize(ids, batch * strips)
-    columns = before + strips * width + behind
-    found = direct_rows.take_strips(table, ids, strips, before, columns)
-    inside = found[:, before : columns - behind].reshape(batch, strips, width)
-    known = there(table, ids).reshape(strips, batch)
-    expected = np.where(
-        known[..., None],
-        table[np.clip(ids, 0, len(table) - 1)].reshape(strips, batch, width),
-        np.nan,
-    )
-    np.testing.assert_array_equal(inside, expected.swapaxes(0, 1))
-    numbers = direct_rows._numbers(ids, table, {"chunks": 2, "memory": len(ids) + 1})
-    numbers = np.array([numbers[n] for n in row_kernels.GEOMETRY])
-    matrix, scale = make(batch, columns), np.ones(1, np.float32)
-    arrays = (table, ids, None, scale)
-    out = [(table.shape, np.float32)]
-    steps = ((before, width), (columns - behind - width, -width))
-    for first, step in steps:
-        (added,) = direct_rows.from_strips(row_kernels.ADD, arrays, numbers, matrix, first, step, out)
-        sums = table.astype(float)
-        for i, id_ in enumerate(ids):
-            if 0 <= id_ < len(table):
-                at = first + i // batch * step
-                sums[id_] += matrix[i % batch, at : at + width]
-        close(added, sums, make.kind)
-
-
-@made(functions._ROWS)
+@made("row")
 @fuzzed(25)
 @given(tables(), st.integers(1, 70))
 def test_rows_are_replaced_added_to_and_merged(drawn, multiple):
@@ -312,7 +248,7 @@ def test_rows_are_replaced_added_to_and_merged(drawn, multiple):
 # ---- products ----
 
 
-@made(functions._PRODUCTS)
+@made("product")
 @fuzzed(60)
 @given(
     st.integers(product_kernels.TILE, 70),
@@ -409,7 +345,7 @@ def convolutions(draw):
     return make, x, kernel, strides, low, out, filters
 
 
-@made(functions._IMAGES)
+@made("convolution")
 @fuzzed(40)
 @given(convolutions())
 def test_convolutions(drawn):
@@ -423,11 +359,10 @@ def test_convolutions(drawn):
     close(found, np.tensordot(seen, grad, [(0, 1, 2)] * 2), make.kind)
 
 
-# height, width, filters: some fill 4, 5, 6 or 7 vectors together
-WINDOWS = [(3, 3, 20), (2, 4, 17), (2, 5, 18), (3, 5, 20), (5, 5, 16), (3, 3, 32), (2, 1, 17)]
+WINDOWS = [(3, 3, 20), (2, 4, 17), (5, 5, 16), (3, 3, 32), (2, 1, 17)]  # height, width, filters
 
 
-@made(functions._IMAGES)
+@made("convolution")
 @fuzzed(20)
 @given(
     st.integers(1, 2),
@@ -449,49 +384,13 @@ def test_gradients_of_images(images, rows, columns, channels, window, seed, kind
     grad, w = make(images, rows, columns, channels), make(height, width, channels, filters)
     parts = np.tensordot(grad, w, ((3,), (2,)))
     expected = overlapped(parts, low, sizes)
-    for registered in (functions.windows_registered, lambda: False):
-        with mock.patch.object(functions, "windows_registered", registered):
-            close(direct_convolution.of_images(grad, w, low, sizes), expected, make.kind)
-    parts = make(images, rows, columns, height, width, filters)
-    low, sizes = (
-        np.add(low, -data.draw(st.integers(0, 9))),
-        np.add(sizes, data.draw(st.integers(0, 9))),
-    )
-    found = direct_convolution.overlap(parts, low.tolist(), sizes.tolist())
-    close(found, overlapped(parts, low, sizes), make.kind)
-
-
-@made(functions._IMAGES)
-@fuzzed(15)
-@given(
-    st.integers(1, 3),
-    st.integers(1, 90),
-    st.integers(LANES, 5 * LANES),
-    st.sampled_from([1 << 9, 1 << 12, 1 << 18]),
-    SEEDS,
-    VALUES,
-)
-def test_sums_of_channels(groups, rows, channels, chunk, seed, kind):
-    make = Numbers(seed, kind)
-    x, grad = make(groups * rows, channels), make(groups * rows, channels)
-    mean = make(groups, channels)
-    with mock.patch.object(channel_sums, "_CHUNK", chunk):
-        found = channel_sums._call("moments", groups, x)
-        sums = channel_sums._call("products", groups, x, grad, mean)
-    ends = np.arange(found.shape[1] + 1) * rows // found.shape[1]
-    for group, of_group in enumerate(x.reshape(groups, rows, channels).astype(float)):
-        for at, own in enumerate(np.split(of_group, ends[1:-1])):
-            close(found[group, at, 0], own.mean(0), kind)
-            close(found[group, at, 1], ((own - own.mean(0)) ** 2).sum(0), kind)
-    both = grad.reshape(groups, rows, -1), (x.reshape(groups, rows, -1) - mean[:, None])
-    close(sums[:, :, 0].sum(1), both[0].sum(1), kind)
-    close(sums[:, :, 1].sum(1), (both[0] * both[1]).sum(1), kind)
+    close(direct_convolution.of_images(grad, w, low, sizes), expected, make.kind)
 
 
 # ---- whole steps ----
 
 
-@made(functions._LOOPS)
+@made("lstm")
 @pytest.mark.parametrize("offsets", [[0, 2, 6], [0, 100], [0, 5, 3, 6], [-4, 2, 6], [3, 6], [0, 2**31 - 1]])
 def test_a_step_of_sequences_with_offsets_from_data(offsets, guards):
     main, start = fluid.Program(), fluid.Program()
@@ -510,7 +409,7 @@ def test_a_step_of_sequences_with_offsets_from_data(offsets, guards):
         executor.run(start)
         with contextlib.suppress(fluid.errors.JFluidError):  # the operator may refuse them
             executor.run(main, feed=feed, fetch_list=[y, loss], return_numpy=False)
-            assert pool_kernels.BACKWARD in guards.ran
+            assert lstm_kernels.BACKWARD in guards.ran
     guards.ran |= before
 
 
@@ -520,7 +419,7 @@ def of_images():
     y = fluid.layers.pool2d(fluid.layers.batch_norm(y, act="relu"), 2, pool_stride=2)
     y = fluid.layers.conv2d(y, 20, 5, padding=2, act="relu")
     x = Numbers(0)(40, 3, 16, 16)
-    return fluid.layers.fc(y, 64, act="tanh"), {"x": x}, "jfluid_direct_product_update"
+    return fluid.layers.fc(y, 64, act="tanh"), {"x": x}, "jfluid_product_update"
 
 
 def of_slots():
@@ -532,7 +431,7 @@ def of_slots():
     return fluid.layers.concat(rows, axis=1), dict(zip("ab", numbers)), row_kernels.ADD
 
 
-@made(functions._PRODUCTS)
+@made("product")
 @pytest.mark.parametrize("net", [of_images, of_slots])
 def test_whole_steps(net, guards):
     before = guards.ran.copy()
@@ -561,5 +460,5 @@ def test_whole_steps(net, guards):
 
 def test_no_function_is_left_out(guards):
     """The last test: it looks at what the others ran."""
-    left_out = set(guarded.names()) - guards.ran
+    left_out = set(kernel_registry.kernels()) - guards.ran
     assert not left_out

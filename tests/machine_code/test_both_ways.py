@@ -13,12 +13,11 @@ from hypothesis import strategies as st
 import jfluid as fluid
 from jfluid import errors
 from jfluid.compile.rewrites import image_convolution
-from jfluid.machine_code import product_kernels
+from jfluid.machine_code import kernel_registry
 from tests.fuzz.harness import fuzzed
-from tests.machine_code import guarded
 
 pytestmark = [
-    pytest.mark.skipif(not product_kernels.names(), reason="machine code is made for CPUs with AVX-512"),
+    pytest.mark.skipif(not kernel_registry.supports("product"), reason="machine code is made for CPUs with AVX-512"),
     pytest.mark.filterwarnings("ignore::RuntimeWarning"),  # of what is no number
 ]
 L = fluid.layers
@@ -269,6 +268,6 @@ def test_images_that_windows_reach_beside_go_to_xla():
 
 def test_machine_code_ran():
     """The last test: the others compared something."""
-    some = {"convolution_forward", "convolution_gradient", "channel", "product", "rows", "loop"}
+    some = {"convolution_forward", "convolution_gradient", "product", "row", "lstm", "gru"}
     assert not {part for part in some if not any(part in name for name in called)}
-    assert called <= set(guarded.names())
+    assert called <= set(kernel_registry.kernels())

@@ -11,13 +11,13 @@ import pytest
 
 import jfluid as fluid
 from jfluid.compile.rnn_kernels import RnnKernels
-from jfluid.machine_code import direct_gru, direct_lstm, direct_maximum, functions, lstm_kernels
+from jfluid.machine_code import direct_gru, direct_lstm, kernel_registry
 from jfluid.machine_code.processor import LANES
-from jfluid.ops import recurrent, recurrent_loops, sequence, sequence_loops
+from jfluid.ops import recurrent, recurrent_loops, sequence_loops
 from jfluid.ops.ragged import Level, Ragged
 from jfluid.ops.sequence_loops import GruArrays, GruForm, LstmArrays, LstmForm
 
-pytestmark = pytest.mark.skipif(not lstm_kernels.names(), reason="machine code is made for CPUs with AVX2")
+pytestmark = pytest.mark.skipif(not kernel_registry.supports("lstm"), reason="machine code is made for CPUs with AVX2")
 
 USUAL = ("sigmoid", "tanh", "tanh")
 OTHERS = ("sigmoid", "relu", "identity")
@@ -37,7 +37,7 @@ CASES = {
 
 @pytest.fixture(scope="module", autouse=True)
 def registered():
-    assert functions.loops_registered()
+    assert kernel_registry.is_on("lstm")
 
 
 def _level(lengths):
@@ -142,42 +142,6 @@ def test_sequences_of_one_length_are_run_where_steps_follow_each_other(backwards
         np.testing.assert_allclose(ours, theirs, rtol=1e-4, atol=1e-5)
 
 
-MAXIMA = {
-    "ragged": (32, [5, 3, 0, 9, 1], 24),
-    "columns that overlap": (23, [2, 3, 1], 6),
-    "many sequences": (16, [7, 0, 1, 2, 6] * 9, 160),
-    "no row at all": (16, [0, 0], 8),
-}
-
-
-@pytest.mark.parametrize("case", MAXIMA.values(), ids=MAXIMA)
-def test_a_maximum_and_its_gradient_are_those_of_xla(case):
-    columns, lengths, rows = case
-    level, rng = _level(lengths), np.random.RandomState(0)
-    x = rng.randint(-3, 3, (rows, columns)).astype("float32")  # some are equal
-    grad = rng.randn(len(lengths), columns).astype("float32")
-    assert direct_maximum.suits(x, level)
-
-    def both(loops):
-        def pooled(x):
-            with sequence_loops.using(loops):
-                return sequence.sequence_pool(Ragged(x, (level,)), pooltype="MAX")
-
-        (out, where), pull = jax.vjp(pooled, x)
-        return out, where, *pull((grad, np.zeros(where.shape, jax.dtypes.float0)))
-
-    for ours, theirs in zip(both(RnnKernels()), both(sequence_loops.XlaLoops()), strict=True):
-        np.testing.assert_array_equal(ours, theirs)
-
-
-def test_a_maximum_of_what_is_no_number_is_none():
-    x = np.zeros((3, 16), np.float32)
-    x[1, 3], x[:, 4], x[0, 5], x[2, 6] = np.nan, -np.inf, np.nan, np.inf
-    best, where = direct_maximum.over_sequences(x, _level([3]))
-    np.testing.assert_array_equal(best[0, 3:7], [np.nan, -np.inf, np.nan, np.inf])
-    np.testing.assert_array_equal(where[0, 3:7], [1, 0, 0, 2])
-
-
 def _activation(name, x):
     """An activation of numbers [n, 16], as the candidate of steps that nothing else has a part in."""
     rows, acts = len(x), ("identity", "identity", name)
@@ -214,19 +178,10 @@ def _gru_of(level, x, *others):
     return (direct_gru.over_sequences(x, level, GruArrays(*others), form),)
 
 
-def _maximum(width, lengths, rows):
-    arrays, _ = _arrays(rows, width, (rows, width))
-    return arrays, [np.ones((len(lengths), width), np.float32)]
-
-
-def _maximum_of(level, x):
-    return direct_maximum.over_sequences(x, level)[:1]
-
-
 @pytest.mark.parametrize(
     "draw, run, apart",
-    [(_lstm, _lstm_of, (0, 3, 4)), (_gru, _gru_of, (0, 4)), (_maximum, _maximum_of, (0,))],
-    ids=["lstm", "gru", "maximum"],
+    [(_lstm, _lstm_of, (0, 3, 4)), (_gru, _gru_of, (0, 4))],
+    ids=["lstm", "gru"],
 )
 def test_batches_that_share_weights_are_one_call(draw, run, apart):
     lengths = [[3, 1, 4], [2, 2, 2], [4, 0, 0]]
@@ -277,16 +232,13 @@ def test_other_loops_are_left_to_xla(width, dtype):
         level, loops = _level([2]), RnnKernels()
         assert loops.lstm(lstm[0], level, LstmArrays(*lstm[1:]), LstmForm(USUAL)) is None
         assert loops.gru(gru[0], level, GruArrays(*gru[1:]), GruForm(USUAL[:2])) is None
-        assert loops.maximum(jnp.ones((2, 16), dtype), level) is None or dtype == "float32"
-        assert loops.maximum(jnp.ones((2, LANES // 2), dtype), level) is None
 
 
 def test_a_machine_without_such_vectors_leaves_all_to_xla(monkeypatch):
-    monkeypatch.setattr(functions, "loops_registered", lambda: False)
+    monkeypatch.setattr(kernel_registry, "is_on", lambda group: False)
     (x, *lstm), (gates, *gru) = _lstm(16, [2], 2)[0], _gru(16, [2], 2)[0]
     assert not direct_lstm.suits(x, LstmArrays(*lstm))
     assert not direct_gru.suits(gates, GruArrays(*gru))
-    assert not direct_maximum.suits(np.ones((2, 16), np.float32), _level([2]))
 
 
 @pytest.mark.parametrize("trains", [True, False])

@@ -1,7 +1,5 @@
 """Rows of tables by machine code of our own: against XLA's, in programs and alone."""
 
-import re
-
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -9,12 +7,13 @@ import pytest
 
 import jfluid as fluid
 from jfluid.compile.embedding_kernels import EmbeddingKernels
-from jfluid.compile.rewrites import jaxpr_rewrites
-from jfluid.machine_code import direct_rows, functions, row_kernels
+from jfluid.machine_code import direct_rows, kernel_registry
 from jfluid.ops import embedding, optimizer, table_rows
 from jfluid.ops.selected_rows import SelectedRows
 
-pytestmark = pytest.mark.skipif(not row_kernels.names(), reason="machine code is made for CPUs with AVX-512")
+pytestmark = pytest.mark.skipif(
+    not kernel_registry.supports("row"), reason="machine code is made for CPUs with AVX-512"
+)
 
 HEIGHT = 3000
 # how many rows there are, and how wide they are
@@ -39,7 +38,7 @@ def _drawn(count, width, lowest=0):
 @pytest.fixture(autouse=True)
 def wide_integers():
     with jax.enable_x64(True):
-        assert functions.rows_registered()
+        assert kernel_registry.is_on("row")
         yield
 
 
@@ -52,7 +51,7 @@ def _both(function, *arrays):
         with table_rows.using(EmbeddingKernels()):
             return function(*arrays)
 
-    assert "jfluid_rows_" in str(jax.make_jaxpr(own)(*arrays))
+    assert "jfluid_row_" in str(jax.make_jaxpr(own)(*arrays))
     compiled = jax.jit(own)
     found, again = compiled(*arrays), compiled(*arrays)
     jax.tree.map(np.testing.assert_array_equal, found, again)
@@ -162,25 +161,8 @@ def test_batches_of_rows_are_looked_up(own_tables, own_rows):
     np.testing.assert_array_equal(*_both(look_up, *given))
     with table_rows.using(EmbeddingKernels()):
         text = jax.jit(lambda *arrays: look_up(*arrays)).lower(*given).compile().as_text()
-    assert text.count("jfluid_rows_take") == 1
+    assert text.count("jfluid_row_take") == 1
     assert own_tables or " while(" not in text, "one call for all batches of a table"
-
-
-def test_slots_of_replicas_are_put_side_by_side():
-    table, rows, _ = _drawn(2400, 10)
-
-    def side_by_side(t, r):
-        def joined(_):
-            slots = jnp.split(r, 4)
-            parts = [jax.vmap(lambda own: embedding._rows_at(t, own))(slot.reshape(2, 300)) for slot in slots]
-            return {"out": jnp.concatenate([p.reshape(600, 10) for p in parts], 1)}
-
-        return jaxpr_rewrites.evaluate(joined)["out"]
-
-    np.testing.assert_array_equal(*_both(side_by_side, table, rows))
-    with table_rows.using(EmbeddingKernels()):
-        text = jax.jit(lambda *arrays: side_by_side(*arrays)).lower(table, rows).compile().as_text()
-    assert text.count("jfluid_rows_take") == 1
 
 
 @pytest.mark.parametrize("name", ["sgd", "adagrad"])
@@ -198,56 +180,6 @@ def test_tables_are_written_to_in_place(name):
     memory = compiled.memory_analysis()
     assert memory.alias_size_in_bytes >= tables * large[0].nbytes
     assert memory.temp_size_in_bytes < large[0].nbytes / 4
-
-
-def _slots(reverse):
-    """A step that looks up rows for five slots, and trains them by SGD and by Adagrad."""
-
-    def step(table, moment, ids, dense):
-        parts = jnp.split(ids, 5)
-        found = [embedding.look_up(table, p, -1)[:, None].sum(1) for p in parts]
-        matrix = jnp.concatenate([dense, *found, dense], 1)
-        cut = jnp.split(jnp.sin(matrix), [3 + 10 * i for i in range(6)], 1)[1:6]
-        order = range(4, -1, -1) if reverse else range(5)
-        rows = jnp.concatenate([parts[i] for i in order])
-        grad = SelectedRows(rows, jnp.concatenate([cut[i] for i in order]), HEIGHT)
-        linear = optimizer.sgd(table, jnp.float32(0.1), grad)
-        return matrix, linear, optimizer.adagrad(table, grad, moment, jnp.float32(0.1))
-
-    return lambda given: dict(enumerate(jax.tree.leaves(step(*given))))
-
-
-@pytest.mark.parametrize("reverse", [False, True])
-def test_slots_are_read_and_trained_where_their_columns_are(reverse):
-    table, rows, _ = _drawn(2500, 10, lowest=-1)
-    dense = jnp.asarray(np.random.RandomState(0).randn(500, 3), jnp.float32)
-    moment = jnp.abs(table)
-
-    def last(*given):
-        return jaxpr_rewrites.evaluate(lambda _: _slots(reverse)(given))
-
-    known = jnp.where(rows < 0, HEIGHT, rows)
-    found, expected = _both(last, table, moment, known, dense)
-    for one, other in zip(found.values(), expected.values()):
-        np.testing.assert_allclose(one, other, rtol=2e-5, atol=2e-5)
-
-    with table_rows.using(EmbeddingKernels()):
-        text = jax.jit(lambda *given: last(*given)).lower(table, moment, known, dense).compile().as_text()
-    assert len(re.findall(r"custom-call.*jfluid_rows_(?:take|add|merge)", text)) == 3 + 2
-    assert "transpose(" not in text
-
-
-def test_rows_that_are_columns_now_are_not_put_side_by_side():
-    table, rows, _ = _drawn(2000, 1)
-
-    def step(t, r):
-        def side_by_side(_):
-            parts = [embedding._rows_at(t, part) for part in jnp.split(r, 4)]
-            return {"out": jnp.concatenate([p.reshape(1, 500) for p in parts], 1)}
-
-        return jaxpr_rewrites.evaluate(side_by_side)["out"]
-
-    np.testing.assert_array_equal(*_both(step, table, rows))
 
 
 def test_a_program_trains_as_without_it(monkeypatch):

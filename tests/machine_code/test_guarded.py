@@ -10,13 +10,13 @@ from pathlib import Path
 
 import pytest
 
-from jfluid.machine_code import pool_kernels
+from jfluid.machine_code import kernel_registry, lstm_kernels
 from tests.fuzz import harness
 from tests.machine_code import guarded
 
 pytestmark = [
     pytest.mark.process,
-    pytest.mark.skipif(not pool_kernels.names(), reason="machine code is made for CPUs with AVX2"),
+    pytest.mark.skipif(not kernel_registry.supports("lstm"), reason="machine code is made for CPUs with AVX2"),
     pytest.mark.skipif(sys.platform != "linux", reason="pages are guarded as on Linux"),
 ]
 ROOT = Path(__file__).parents[2]
@@ -24,14 +24,19 @@ BESIDE = """
 import sys
 import numpy as np, jax
 from pathlib import Path
-from jfluid.machine_code import direct_maximum, functions, pool_kernels
+from jfluid.machine_code import direct_loops, direct_lstm, lstm_kernels
+from jfluid.ops.sequence_loops import LstmForm
 from tests.machine_code import guarded
 rows, first, last = map(int, sys.argv[2:])
-numbers = direct_maximum._numbers(4, (1, 16))
-numbers = np.array([numbers[n] for n in pool_kernels.GEOMETRY], np.int32)
-given = np.zeros((rows, 16), np.float32), np.array([first, last], np.int32)
-made = [jax.ShapeDtypeStruct((1, 16), kind) for kind in (np.float32, np.int32)]
-guarded.Guards(Path(sys.argv[1])).run(pool_kernels.FORWARD, numbers, given, made, {})
+width, made = 16, [jax.ShapeDtypeStruct((4, n * 16), np.float32) for n in (1, 1, 4)]
+sizes, weight = direct_loops.Sizes((), 4, 1, width), np.zeros((width, 4 * width), np.float32)
+panels = direct_loops.Panels.of(weight)
+numbers = direct_lstm._numbers(LstmForm(("sigmoid", "tanh", "tanh")), sizes, panels)
+numbers = np.array([numbers[n] for n in lstm_kernels.GEOMETRY], np.int32)
+x, state, bias = (np.zeros(shape, np.float32) for shape in ((rows, 4 * width), (1, width), 7 * width))
+places = np.array([0, first, last - first, last], np.int32)
+given = x, panels.array, bias, state, state, places
+guarded.Guards(Path(sys.argv[1])).run(lstm_kernels.FORWARD, numbers, given, made, {})
 """
 
 
@@ -58,7 +63,7 @@ def test_all_functions_stay_inside_of_their_arrays(tmp_path, flags):
     runs = (tmp_path / guarded.RUNS).read_text()
     assert done.returncode == 0, f"{runs}: {done.returncode}\n{done.stdout}\n{done.stderr}"
     ran = set((tmp_path / guarded.RAN).read_text().split())
-    assert ran and (flags or ran == set(guarded.names()))
+    assert ran and (flags or ran == set(kernel_registry.kernels()))
 
 
 @pytest.mark.parametrize(
@@ -74,4 +79,4 @@ def test_all_functions_stay_inside_of_their_arrays(tmp_path, flags):
 def test_guards_end_what_reads_beside_an_array(tmp_path, rows, first, last, code):
     done = run(tmp_path, "-c", BESIDE, str(tmp_path), *map(str, (rows, first, last)))
     assert done.returncode == code, done.stderr
-    assert pool_kernels.FORWARD in (tmp_path / guarded.RUNS).read_text()
+    assert lstm_kernels.FORWARD in (tmp_path / guarded.RUNS).read_text()

@@ -5,39 +5,47 @@ import sys
 
 import pytest
 
-from jfluid.machine_code import pool_kernels
+from jfluid.machine_code import kernel_registry
 
 pytestmark = [
     pytest.mark.process,
-    pytest.mark.skipif(not pool_kernels.names(), reason="machine code is made for CPUs with AVX2"),
+    pytest.mark.skipif(not kernel_registry.supports("lstm"), reason="machine code is made for CPUs with AVX2"),
 ]
 # In a process of its own: what limits memory limits all of it.
 SCRIPT = """
 import resource, sys
 import jax, numpy as np
-from jfluid.machine_code import calls, direct_maximum, functions, pool_kernels
-assert functions.loops_registered()
-number = int(sys.argv[1])
-x = np.arange(2 * number * 16, dtype=np.float32).reshape(-1, 16)
-offsets = np.arange(0, 2 * number + 1, 2, dtype=np.int32)
+from jfluid.machine_code import direct_loops, direct_lstm, kernel_registry
+from jfluid.ops.ragged import Level
+from jfluid.ops.sequence_loops import LstmForm
+assert kernel_registry.is_on("lstm")
+number, width = int(sys.argv[1]), 16
+random = np.random.RandomState(0)
+shapes = (width, 4 * width), (7 * width,), (2 * number, 4 * width)
+arrays = [random.rand(*shape).astype(np.float32) for shape in shapes]
+states = [np.zeros((number, width), np.float32)] * 2
+places = np.asarray(direct_loops.places(Level(np.arange(0, 2 * number + 1, 2, dtype=np.int32), 2), 2 * number))
+call = direct_loops.call
 
-def largest(memory):
-    numbers = direct_maximum._numbers(len(x), (number, 16)) | {"memory": memory}
-    made = [((number, 16), np.float32), ((number, 16), np.int32)]
-    call = jax.jit(lambda x, offsets: calls.call(pool_kernels.FORWARD, (x, offsets), numbers, made))
-    return np.asarray(call(x, offsets)[0])
+def hidden(memory=None):
+    def with_memory(name, given, numbers, shapes):
+        return call(name, given, {**numbers, "memory": memory or numbers["memory"]}, shapes)
 
-np.testing.assert_array_equal(largest(1), x[1::2])
+    direct_loops.call = with_memory
+    run = jax.jit(lambda *given: direct_lstm._forward(LstmForm(("sigmoid", "tanh", "tanh")), *given))
+    return np.asarray(run(*arrays, *states, places)[0])
+
+expected = hidden()
 size = int(open("/proc/self/statm").read().split()[0]) * resource.getpagesize()
 resource.setrlimit(resource.RLIMIT_AS, (size + 2**30,) * 2)
 for _ in range(3):
     try:
-        largest(2**31 - 1)
+        hidden(2**31 - 1)
     except jax.errors.JaxRuntimeError as error:
         assert "RESOURCE_EXHAUSTED" in str(error) and "no memory" in str(error), error
     else:
         raise AssertionError("it worked with memory that is not there")
-    np.testing.assert_array_equal(largest(1), x[1::2])
+    np.testing.assert_array_equal(hidden(), expected)
 """
 
 

@@ -1,5 +1,5 @@
 """The largest rows of sequences, and what else is taken over sequences, of numbers that are none or infinite: the same
-by XLA, in both of its forms, and by machine code.
+in both forms.
 """
 
 import numpy as np
@@ -10,13 +10,6 @@ import jfluid as fluid
 NAN, INF = np.nan, np.inf
 # Lengths of sequences: a few of one length, and some among which one is far longer than the others.
 LENGTHS = {"dense": [3, 0, 4], "one": [5], "apart": [60, *[1, 0] * 20, 2]}
-
-
-@pytest.fixture(autouse=True, params=[True, False], ids=["kernels", "no kernels"])
-def kernels(request):
-    fluid.set_flags({"FLAGS_cpu_kernels": request.param})
-    yield
-    fluid.set_flags({"FLAGS_cpu_kernels": True})
 
 
 def step(lengths, columns, build):

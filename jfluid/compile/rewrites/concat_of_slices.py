@@ -12,7 +12,6 @@ from jax import Array, lax
 
 from jfluid.compile.rewrites.rewrite import Rewrite
 from jfluid.compile.rewrites.traced_value import TracedValue
-from jfluid.machine_code.row_functions import VALUES
 
 FEWEST = 4  # parts; XLA copies fewer as fast
 
@@ -29,11 +28,10 @@ class Columns(NamedTuple):
 
 
 class ConcatOfSlices(Rewrite):
-    """Rewrite of concatenations of slices, and of machine code that reads the slices inside the matrix."""
+    """Rewrite of concatenations of slices."""
 
     def __init__(self) -> None:
         self._columns: dict[TracedValue, Columns] = {}
-        self._strips: dict[TracedValue, Strips] = {}
 
     def follow(self, equation: Any, values: Sequence[TracedValue], results: Sequence[TracedValue]) -> None:
         """Record the columns that a split cuts out, or that a reshape keeps."""
@@ -48,30 +46,14 @@ class ConcatOfSlices(Rewrite):
             self._columns[results[0]] = part
 
     def apply(self, equation: Any, values: Sequence[TracedValue]) -> Sequence[TracedValue] | None:
-        """Return a concatenation as a transpose, or the results of a function that reads slices; None otherwise."""
-        if equation.primitive.name == "ffi_call":
-            return self._called(equation, values)
+        """Return a concatenation as a transpose, or None for any other equation."""
         if equation.primitive.name != "concatenate" or equation.params["dimension"]:
             return None
         shape = equation.outvars[0].aval.shape
         strips = stacked([self._columns.get(v) for v in values])
         if strips is None or strips.shape != shape:
             return None
-        found = TracedValue(strips.array())
-        self._strips[found] = strips
-        return [found]
-
-    def _called(self, equation: Any, values: Sequence[TracedValue]) -> Sequence[TracedValue] | None:
-        name = equation.params["target_name"]
-        strips = self._strips.get(values[VALUES[name]]) if name in VALUES else None
-        if strips is None:
-            return None
-        from jfluid.machine_code import direct_rows  # LLVM, which few programs need
-
-        arrays = [v.given() for v in values]
-        shapes = [(v.aval.shape, v.aval.dtype) for v in equation.outvars]
-        found = direct_rows.from_strips(name, arrays[:-1], arrays[-1], strips.matrix, strips.first, strips.step, shapes)
-        return list(map(TracedValue, found))
+        return [TracedValue(strips.array())]
 
 
 def keeps_columns(equation: Any) -> bool:
@@ -101,16 +83,6 @@ class Strips(NamedTuple):
     @property
     def shape(self) -> tuple[int, int]:
         return self.number * self.matrix.shape[0], self.width
-
-    @property
-    def first(self) -> int:
-        """The column that the first strip begins at."""
-        return self.start + (self.number - 1) * self.width if self.backwards else self.start
-
-    @property
-    def step(self) -> int:
-        """Columns from one strip to the next."""
-        return -self.width if self.backwards else self.width
 
     def array(self) -> Array:
         """Return the concatenation."""

@@ -166,9 +166,6 @@ def input_gradient(grad: Array, w: Filter, mirrored: Filter, params: dict[str, A
         # [batch, ..., *kernel, in]
         parts = _dot(grad, flat, ((channels,), (1,)), params)
         parts = parts.reshape(*grad.shape[:-1], *kernel, w.shape[1])
-        direct = direct_convolution.overlap(parts, low, sizes)
-        if direct is not None:
-            return direct
         part = [parts[..., *place, :] for place in _places(kernel)]
     else:
         return forward(grad, mirrored, params)

@@ -11,9 +11,7 @@ import jax
 import numpy as np
 from jax import Array
 
-from jfluid.compile.rewrites.channel_sums import ChannelSums
 from jfluid.compile.rewrites.concat_of_slices import ConcatOfSlices
-from jfluid.compile.rewrites.embedding_concat import EmbeddingConcat
 from jfluid.compile.rewrites.image_convolution import Convolutions
 from jfluid.compile.rewrites.image_layout import ImageLayout
 from jfluid.compile.rewrites.matmul_dispatch import MatmulDispatch
@@ -24,12 +22,10 @@ from jfluid.compile.rewrites.traced_value import Broadcast, Order, TracedValue, 
 
 # The rewrites, in order of precedence. Each can be left out alone.
 REWRITES: tuple[type[Rewrite], ...] = (
-    ChannelSums,
     MatmulEpilogues,
     Convolutions,
     MatmulDispatch,
     ConcatOfSlices,
-    EmbeddingConcat,
     ImageLayout,
 )
 

@@ -23,7 +23,7 @@ import jaxlib.version
 import numpy as np
 from jax.experimental import serialize_executable
 
-from jfluid import environment
+from jfluid import environment, flags
 from jfluid.caches import kept_files
 from jfluid.compile.plan import Item, Plan
 from jfluid.compile.runtime import library_fusions
@@ -35,16 +35,6 @@ from jfluid.ops import registry
 
 _LONG = 0.15  # seconds of tracing and compiling, after which there is memory to be given back
 MOST_FILES = 4096  # the most recently used files stay
-# Prefix of machine code's names -> the function of `functions.py` that registers it.
-_MACHINE_CODE = {
-    b"jfluid_direct_convolution": "images_registered",
-    b"jfluid_direct_channel": "images_registered",
-    b"jfluid_direct_overlap": "images_registered",
-    b"jfluid_direct_windows": "windows_registered",
-    b"jfluid_direct_product": "products_registered",
-    b"jfluid_loop_": "loops_registered",
-    b"jfluid_rows_": "rows_registered",
-}
 THREAD = "jfluid-keep"
 _ADDRESS = " at 0x"  # in the `repr` of an object without an identity beyond the process
 _ENABLED = "jax_enable_compilation_cache"
@@ -302,11 +292,11 @@ def _load(path: Path, devices: Sequence[jax.Device]) -> CachedExecutable | None:
     body = kept_files.read(path)
     if body is None:
         return None
-    wanted = dict.fromkeys(known for name, known in _MACHINE_CODE.items() if name in body)
+    wanted = [name for name in flags.CPU_KERNELS if f"jfluid_{name}".encode() in body]
     if wanted:
-        from jfluid.machine_code import functions  # LLVM, which not all programs need
+        from jfluid.machine_code import kernel_registry  # LLVM, which not all programs need
 
-        if not all(getattr(functions, known)() for known in wanted):
+        if not all(map(kernel_registry.is_on, wanted)):
             return None
     try:
         numbers, arguments, results, noted, payload = pickle.loads(body)

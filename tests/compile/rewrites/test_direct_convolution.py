@@ -12,18 +12,15 @@ from jax import lax
 
 from jfluid.compile.rewrites import image_convolution, jaxpr_rewrites
 from jfluid.machine_code import (
-    convolution_kernels,
     direct_convolution,
-    direct_product,
-    functions,
-    processor,
-    window_kernels,
+    kernel_registry,
 )
 from jfluid.machine_code.convolution_kernels import TILE
 from jfluid.machine_code.processor import LANES
 
-pytestmark = pytest.mark.skipif(not convolution_kernels.names(), reason="machine code is made for CPUs with AVX2")
-_WIDE = pytest.mark.skipif(not processor.has_wide_vectors(), reason="made for CPUs with AVX-512")
+pytestmark = pytest.mark.skipif(
+    not kernel_registry.supports("convolution"), reason="machine code is made for CPUs with AVX2"
+)
 CHANNELS_LAST = ("NHWC", "HWIO", "NHWC")
 # images, filter, strides, zeros before and behind
 SHAPES = {
@@ -45,7 +42,7 @@ SHAPES = {
 
 @pytest.fixture(scope="module", autouse=True)
 def registered():
-    assert functions.images_registered()
+    assert kernel_registry.is_on("convolution")
 
 
 def _draw(*shapes):
@@ -78,11 +75,6 @@ def test_numbers_are_those_of_the_library(shape):
         ((2, 5, 16, 16), (5, 7, 16, 3), ((1, 2), (1, 0))),
         ((1, 12, 11, 33), (3, 4, 33, 9), ((0, 0), (0, 2))),
         ((2, 9, 8, 24), (4, 4, 24, 5), ((5, 4), (4, 5))),
-        ((3, 13, 12, 20), (5, 5, 20, 50), ((0, 0), (0, 0))),
-        ((2, 12, 17, 19), (3, 5, 19, 7), ((1, 0), (0, 2))),
-        ((2, 12, 11, 18), (3, 5, 18, 3), ((2, 2), (3, 4))),
-        ((1, 15, 9, 20), (5, 4, 20, 6), ((2, 2), (0, 0))),
-        ((2, 18, 10, 20), (3, 3, 20, 5), ((0, 0), (0, 0))),
         ((1, 80, 90, 20), (3, 5, 20, 4), ((0, 0), (0, 0))),
     ],
     ids=[
@@ -91,12 +83,7 @@ def test_numbers_are_those_of_the_library(shape):
         "borders",
         "few numbers",
         "windows outside",
-        "seven vectors, odd",
-        "seven and borders",
-        "six vectors",
-        "five vectors",
-        "four vectors",
-        "more sums than a cache holds",
+        "large images",
     ],
 )
 def test_gradients_of_images_are_those_of_the_library(image, filter_, pads):
@@ -114,26 +101,6 @@ def test_steps_use_it_for_images_whose_windows_reach_over_borders():
     names = _primitives((2, 20, 12, 12), (50, 20, 5, 5), "VALID")
     assert names.count("ffi_call") == 3
     assert not {"conv_general_dilated", "dot_general"} & set(names)
-
-
-@_WIDE
-@pytest.mark.parametrize(
-    "grad, filter_, wanted",
-    [
-        ((2, 8, 8, 50), (5, 5, 50, 20), True),
-        ((2, 12, 8, 50), (3, 3, 50, 20), True),
-        ((2, 11, 8, 50), (3, 3, 50, 20), False),
-        ((2, 8, 8, 50), (5, 5, 50, 16), False),
-        ((2, 8, 8, 50), (5, 5, 50, 24), False),
-        ((2, 76, 86, 50), (5, 5, 50, 20), False),
-    ],
-    ids=["seven vectors", "four", "few rows", "full vectors", "many vectors", "large images"],
-)
-def test_filters_that_fill_no_vectors_do_side_by_side(grad, filter_, wanted):
-    g, w = _draw(grad, filter_)
-    sizes = [n + k - 1 for n, k in zip(grad[1:3], filter_[:2])]
-    text = jax.jit(lambda: direct_convolution.of_images(g, w, (0, 0), sizes)).lower().as_text()
-    assert (window_kernels.NAME in text) is wanted
 
 
 def test_a_number_that_is_not_finite_reaches_its_window_alone():
@@ -199,7 +166,7 @@ def test_steps_leave_other_shapes_to_the_library(images, filters, dtype):
 
 
 def test_machines_without_such_vectors_leave_all_to_the_library(monkeypatch):
-    monkeypatch.setattr(functions, "images_registered", lambda: False)
+    monkeypatch.setattr(kernel_registry, "is_on", lambda group: False)
     assert "ffi_call" not in _primitives((2, 16, 16, 16), (16, 16, 3, 3))
 
 
@@ -209,7 +176,7 @@ def test_machines_without_such_vectors_leave_all_to_the_library(monkeypatch):
 )
 def test_a_thread_makes_it_while_operators_are_recorded(filters, wanted, monkeypatch):
     made = []
-    monkeypatch.setattr(functions, "images_registered", lambda: made.append(threading.current_thread().name))
+    monkeypatch.setattr(kernel_registry, "is_on", lambda group: made.append(threading.current_thread().name))
     held = {
         str(i): (jnp.zeros((*kernel, channels, count)), image_convolution.HELD[4])
         for i, (count, channels, *kernel) in enumerate(filters)
@@ -219,7 +186,7 @@ def test_a_thread_makes_it_while_operators_are_recorded(filters, wanted, monkeyp
         for thread in threading.enumerate():
             if thread.name == image_convolution.THREAD:
                 thread.join()
-        assert made == [image_convolution.THREAD] * wanted
+        assert set(made) == ({image_convolution.THREAD} if wanted else set())
         return {}
 
     jax.jit(lambda: jaxpr_rewrites.evaluate(record, held))()
@@ -228,19 +195,16 @@ def test_a_thread_makes_it_while_operators_are_recorded(filters, wanted, monkeyp
 @pytest.mark.parametrize(
     "filters, weights, wanted",
     [
-        ([(32, 3, 3, 3)], [(64, 10)], ["images"]),
-        ([(32, 3, 3, 3)], [(64, 10), (64, 96)], ["images", "products"]),
+        ([(32, 3, 3, 3)], [(64, 10)], ["convolution"]),
+        ([(32, 3, 3, 3)], [(64, 10), (64, 96)], ["convolution", "product"]),
         ([], [(64, 96)], []),
-        ([(50, 3, 5, 5)], [], ["images"]),
-        pytest.param([(50, 20, 5, 5)], [], ["images", "windows"], marks=_WIDE),
+        ([(50, 3, 5, 5)], [], ["convolution"]),
     ],
-    ids=["a narrow layer", "a wide layer", "no filter", "a few channels", "odd channels"],
+    ids=["a narrow layer", "a wide layer", "no filter", "a few channels"],
 )
 def test_it_is_made_for_the_layers_beside_convolutions_too(filters, weights, wanted, monkeypatch):
     made = []
-    monkeypatch.setattr(direct_product.processor, "has_wide_vectors", lambda: True)
-    for kind in ("images", "windows", "products"):
-        monkeypatch.setattr(functions, f"{kind}_registered", lambda kind=kind: made.append(kind))
+    monkeypatch.setattr(kernel_registry, "is_on", made.append)
     image_convolution.expect(filters, weights)
     for thread in threading.enumerate():
         if thread.name == image_convolution.THREAD:

@@ -10,9 +10,11 @@ import pytest
 
 import jfluid as fluid
 from jfluid.compile.rewrites import jaxpr_rewrites, matmul_dispatch
-from jfluid.machine_code import direct_product, functions, processor, product_kernels
+from jfluid.machine_code import direct_product, kernel_registry, processor, product_kernels
 
-pytestmark = pytest.mark.skipif(not product_kernels.names(), reason="machine code is made for CPUs with AVX-512")
+pytestmark = pytest.mark.skipif(
+    not kernel_registry.supports("product"), reason="machine code is made for CPUs with AVX-512"
+)
 
 # numbers that are added up, rows and columns of the result
 SHAPES = {
@@ -41,7 +43,7 @@ SHAPES = {
 
 @pytest.fixture(scope="module", autouse=True)
 def registered():
-    assert functions.products_registered()
+    assert kernel_registry.is_on("product")
 
 
 # What is summed over, of the first matrix and of the second: a layer, and the gradients of its input and weight.
@@ -226,12 +228,7 @@ def test_long_products_with_fewer_parts_than_processors_are_left_to_the_library(
 
 
 def test_machines_without_such_vectors_leave_all_to_the_library(monkeypatch):
-    monkeypatch.setattr(processor, "has_wide_vectors", lambda: False)
-    assert product_kernels.names() == []
-    assert "ffi_call" not in _primitives((128, 200), (200, 100))
-    monkeypatch.setattr(processor, "has_vectors", lambda: False)
-    assert not functions._made_known.__wrapped__(functions._PRODUCTS)
-    monkeypatch.setattr(functions, "products_registered", lambda: False)
+    monkeypatch.setattr(kernel_registry, "is_on", lambda group: False)
     assert "ffi_call" not in _primitives((128, 200), (200, 100))
 
 
@@ -281,7 +278,7 @@ def test_training_gives_the_losses_of_the_library(monkeypatch, network, replicas
     monkeypatch.setattr(direct_product, "product", lambda *given: called.append(given[2]) or product(*given))
     losses = _losses(network, replicas)
     assert {LAYER, WEIGHT} <= set(called) and losses[-1] < losses[0]
-    monkeypatch.setattr(functions, "products_registered", lambda: False)
+    monkeypatch.setattr(kernel_registry, "is_on", lambda group: False)
     del called[:]
     np.testing.assert_allclose(_losses(network, replicas), losses, rtol=1e-4)
     assert not called

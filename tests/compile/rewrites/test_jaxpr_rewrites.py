@@ -8,10 +8,12 @@ from jax import lax
 
 from jfluid.compile.embedding_kernels import EmbeddingKernels
 from jfluid.compile.rewrites import jaxpr_rewrites
-from jfluid.machine_code import product_kernels
+from jfluid.machine_code import kernel_registry
 from jfluid.ops import embedding, norm, table_rows
 
-pytestmark = pytest.mark.skipif(not product_kernels.names(), reason="machine code is made for CPUs with AVX-512")
+pytestmark = pytest.mark.skipif(
+    not kernel_registry.supports("product"), reason="machine code is made for CPUs with AVX-512"
+)
 HEIGHT = 2000
 BATCH = 256  # machine code looks up as many rows
 

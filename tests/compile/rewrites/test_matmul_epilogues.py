@@ -13,10 +13,12 @@ import jfluid as fluid
 from jfluid.compile import update_dependencies
 from jfluid.compile.rewrites import jaxpr_rewrites, matmul_epilogues
 from jfluid.compile.rewrites.matmul_epilogues import MatmulEpilogues
-from jfluid.machine_code import direct_product, functions, product_kernels
+from jfluid.machine_code import direct_product, kernel_registry
 from jfluid.machine_code.product_kernels import FINISHED, NAME, UPDATE
 
-pytestmark = pytest.mark.skipif(not product_kernels.names(), reason="machine code is made for CPUs with AVX-512")
+pytestmark = pytest.mark.skipif(
+    not kernel_registry.supports("product"), reason="machine code is made for CPUs with AVX-512"
+)
 LAYER, INPUT, WEIGHT = (1, 0), (1, 1), (0, 0)
 # numbers that are added up, rows and columns of the result: whole tiles and panels, parts of them, several blocks
 SHAPES = [(64, 28, 64), (100, 31, 57), (33, 15, 40), (777, 45, 10), (1000, 130, 33), (20, 40, 1)]
@@ -35,7 +37,7 @@ SLOPES = {
 
 @pytest.fixture(scope="module", autouse=True)
 def registered():
-    assert functions.products_registered()
+    assert kernel_registry.is_on("product")
 
 
 def _rand(*shape):

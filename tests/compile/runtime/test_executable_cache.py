@@ -12,7 +12,7 @@ import jfluid as fluid
 from jfluid.caches import kept_files
 from jfluid.compile import trace
 from jfluid.compile.runtime import executable_cache, executable_prefetch, memory
-from jfluid.machine_code import functions
+from jfluid.machine_code import kernel_registry
 from jfluid.ops import registry
 
 
@@ -270,21 +270,17 @@ def _looks_up():
 
 
 @pytest.mark.parametrize(
-    "run, name",
-    [
-        (_convolves, "images_registered"),
-        (_recurs, "loops_registered"),
-        (_looks_up, "rows_registered"),
-    ],
+    "run, group",
+    [(_convolves, "convolution"), (_recurs, "lstm"), (_looks_up, "row")],
 )
-def test_machine_code_is_known_before_an_executable_that_calls_it(traced, monkeypatch, run, name):
-    if not getattr(functions, name)():
+def test_machine_code_is_known_before_an_executable_that_calls_it(traced, monkeypatch, run, group):
+    if not kernel_registry.supports(group):
         pytest.skip("no machine code of this kind is made for this processor")
     expected, asked = run(), []
-    monkeypatch.setattr(functions, name, lambda: asked.append(1) or True)
+    monkeypatch.setattr(kernel_registry, "is_on", lambda name: asked.append(name) or True)
     traced.clear()
     assert run() == expected
-    assert asked and not traced
-    monkeypatch.setattr(functions, name, lambda: False)
+    assert group in asked and not traced
+    monkeypatch.setattr(kernel_registry, "is_on", lambda name: False)
     assert abs(run() - expected) < 1e-4  # by the library: nothing is loaded
     assert traced
