@@ -13,6 +13,7 @@ from jfluid import errors, flags
 from jfluid.command.inspect import add_allow_argument, add_file_arguments
 from jfluid.command.numbers import positive, seconds, timeout
 from jfluid.exports.model import LoadedModel
+from jfluid.host import collector
 from jfluid.places import CPUPlace, CUDAPlace
 from jfluid.printable import printable
 from jfluid.serving.requests import Limits
@@ -90,6 +91,7 @@ def serve(folders: Mapping[str, str], listening: socket.socket, options: argpars
     models = Models(folders, load, resources)
     host, port = listening.getsockname()[:2]
     where = f"[{host}]" if ":" in host else host
+    collector.settle()
     print(printable(f"serving {', '.join(folders.values())} at http://{where}:{port}"), flush=True)
     sys.setswitchinterval(0.0005)  # for which the loop waits for other threads; 5 ms by default
     server(models, options.poll).run(sockets=[listening])

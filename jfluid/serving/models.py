@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping
 
 from jfluid import errors
 from jfluid.files.saved_model import MODEL
+from jfluid.host import collector
 from jfluid.serving.requests import BadRequest, shown
 from jfluid.serving.service import Resources, Service
 
@@ -86,12 +87,15 @@ class Models:
         and the version before stays.
         """
         async with self._reloading:
+            before = dict(self._states)
             for name, folder in self._folders.items():
                 try:
                     await self._reload(name, await asyncio.to_thread(versions_of, folder))
                 except (errors.JFluidError, OSError) as error:
                     self.resources.metrics.reloads.labels(name, "failed").inc()
                     _log.error("%s stays as it is: %s", name, error)
+            if self._states != before:
+                collector.settle()
 
     async def _reload(self, name: str, found: Mapping[str, str]) -> None:
         services = self._services[name]
