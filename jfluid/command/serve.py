@@ -88,10 +88,9 @@ def serve(folders: Mapping[str, str], listening: socket.socket, options: argpars
         delay = options.max_delay / 1000
         return Service(model, options.max_batch, delay, resources, name, version, options.warm_up_length)
 
-    models = Models(folders, load, resources)
+    models = Models(folders, load, resources, collector.settle)
     host, port = listening.getsockname()[:2]
     where = f"[{host}]" if ":" in host else host
-    collector.settle()
     print(printable(f"serving {', '.join(folders.values())} at http://{where}:{port}"), flush=True)
     sys.setswitchinterval(0.0005)  # for which the loop waits for other threads; 5 ms by default
     server(models, options.poll).run(sockets=[listening])

@@ -92,8 +92,8 @@ class Batcher:
 
     def _serve(self) -> None:
         while True:
-            left = max(0.0, self._resting - time.monotonic())
-            first = self._following or self._next(left if self._large else None)
+            rest = max(0.0, self._resting - time.monotonic())
+            first = self._following or self._next(rest if self._large else None)
             self._following = None
             if first is None and not self._large:
                 return
@@ -101,7 +101,7 @@ class Batcher:
                 self._large.append(first)
             elif first is not None:
                 self._answer(self._gather(first))
-            if self._large and time.monotonic() >= self._resting:
+            if self._large and (self._ended or time.monotonic() >= self._resting):
                 began = time.monotonic()
                 self._run_piece()
                 now = time.monotonic()
