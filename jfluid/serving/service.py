@@ -30,7 +30,7 @@ class Resources:
 
     def __init__(self, limits: Limits):
         self.limits, self.room, self.metrics = limits, Room(limits.held), Metrics()
-        # Large requests are parsed one after the other: then others find a processor free.
+        # Large requests are parsed one after the other, so that a processor stays free.
         self.reader = ThreadPoolExecutor(1, "large requests", initializer=let_others_go_first)
         self.turns = Turns()
         any_input = Input("x", np.dtype("float32"), (-1,))

@@ -12,10 +12,10 @@ BENCHMARK = Path(__file__).parents[2] / "benchmarks" / "serving.py"
 
 @pytest.mark.process
 def test_honest_clients_are_answered_while_others_attack():
-    # All nine attacks at once. Tests beside this one take the processor in some phases: so there are several tries.
+    # All nine attacks at once; several tries, since further tests take the processor in some phases.
     command = [sys.executable, str(BENCHMARK), "--seconds", "2", "--rounds", "2", "--attacks", "all"]
     done = subprocess.run([*command, "--most", "2", "--tries", "6"], capture_output=True, text=True, timeout=900)
     assert done.returncode == 0, done.stdout + done.stderr
     assert "honest requests without an answer: 0" in done.stdout
     memory = [int(peak) for peak in re.findall(r", (\d+)$", done.stdout, re.MULTILINE)]
-    assert 1 <= len(memory) <= 6 and max(memory) < 1500  # MiB; one body of 63 MiB took 2,400 before it was parsed without objects
+    assert 1 <= len(memory) <= 6 and max(memory) < 1500  # MiB; parsed as objects, a body of 63 MiB took 2,400
