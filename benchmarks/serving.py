@@ -293,9 +293,9 @@ def measure(attacks, seconds, rounds, most, tries):
             for _ in range(tries):
                 alone, other, with_it = phases(name, (None, elsewhere, port), port, seconds, rounds, wrong)
                 quotient = with_it[1] / max(alone[1], other[1])
-                print("%-16s %8.2f %8.2f %8.2f %8.2f %8.2f %8.2f %6.2f %6.2f %d, %d" % (
-                    name, *alone, *other, *with_it, with_it[1] / alone[1], with_it[1] / other[1], *memory(process),
-                ), flush=True)  # fmt: skip
+                ratios = with_it[1] / alone[1], with_it[1] / other[1]
+                figures = (*alone, *other, *with_it, *ratios, *memory(process))
+                print("%-16s %8.2f %8.2f %8.2f %8.2f %8.2f %8.2f %6.2f %6.2f %d, %d" % (name, *figures), flush=True)
                 if quotient <= most:
                     break
             worst = max(worst, quotient)
