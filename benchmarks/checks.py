@@ -4,7 +4,8 @@
 
 A program whose steps have such checks (`jfluid.ops.refusals`): offsets from data, and LSTM and GRU loops with initial
 states from data. One process trains it with the checks and without the checks in turn. The figure is the least
-processor time of a step, of all threads. The guard of kernels compares arrays while a step is traced and takes no time of a step.
+processor time of a step, of all threads. The guard of kernels compares arrays while a step is traced and takes no
+time of a step.
 """
 
 import argparse
