@@ -1,12 +1,13 @@
 """What honest clients of `jfluid serve` see while others are slow, broken, idle or huge.
 
-    python benchmarks/serving.py [--seconds 10] [--rounds 3] [--attacks NAME ...] [--most RATIO]
+    python benchmarks/serving.py [--seconds 10] [--rounds 3] [--attacks NAME ...] [--most RATIO] [--tries 1]
 
-Four honest clients ask for a row every 20 ms each, on connections that they keep. Each attack is a process
-of its own, whose turn is last (nice 19): it stands for other machines, which would not take this one's
-processor. They do take its memory bandwidth and caches: so rounds alternate in which nobody attacks, in which another
-server of the same kind is attacked, and in which their own is. A ratio compares the medians of their p99. `--most`
-makes the exit code 1 where a ratio is above it, or an honest request is not answered by 200.
+Four honest clients ask for a row every 20 ms each, on connections that they keep. Each attack is a process of the
+lowest priority (nice 19): it stands for other machines, which would not take this machine's processor. Attackers still
+take processor time, memory bandwidth and caches. So three phases alternate: without attack, with an attack on a second
+server of this machine, and with an attack on the server of the honest clients. A ratio compares the medians of p99.
+`--most` bounds the p99 under attack, divided by the larger p99 of the two other phases: the exit code is 1 if the
+quotient is above the bound in all of `--tries` measurements, or if the status of an honest request is not 200.
 """
 
 import argparse
@@ -279,8 +280,8 @@ def memory(process):
     return tuple(int(found[key].split()[0]) >> 10 for key in ("VmRSS", "VmHWM"))
 
 
-def measure(attacks, seconds, rounds):
-    """A line for each attack; (the largest ratio, what honest requests got that is no 200)."""
+def measure(attacks, seconds, rounds, most, tries):
+    """Print a line for each measurement; return (largest quotient, statuses of honest requests other than 200)."""
     worst, wrong = 0.0, []
     with served() as (process, port), served() as (_, elsewhere):
         honest(port, 2)  # compiles the sizes of batches
@@ -289,20 +290,29 @@ def measure(attacks, seconds, rounds):
         print("%-16s %8s %8s %8s %8s %8s %8s %6s %6s %s" % (
             "attack", "p50", "p99", "p50", "p99", "p50", "p99", "ratio", "/other", "memory, peak (MiB)"))  # fmt: skip
         for name in attacks:
-            names = list(ATTACKS) if name == "all" else [name]
-            found = {None: [], elsewhere: [], port: []}
-            for _ in range(rounds):
-                for target, seen in found.items():
-                    with attacked(names if target else [], target):
-                        times, others = honest(port, seconds)
-                    seen.append(np.percentile(times, [50, 99]))
-                    wrong += others
-            alone, other, with_it = (np.median(seen, axis=0) for seen in found.values())
-            ratio = with_it[1] / alone[1]
-            worst = max(worst, ratio)
-            figures = (*alone, *other, *with_it, ratio, with_it[1] / other[1], *memory(process))
-            print("%-16s %8.2f %8.2f %8.2f %8.2f %8.2f %8.2f %6.2f %6.2f %d, %d" % (name, *figures), flush=True)
+            for _ in range(tries):
+                alone, other, with_it = phases(name, (None, elsewhere, port), port, seconds, rounds, wrong)
+                quotient = with_it[1] / max(alone[1], other[1])
+                ratios = with_it[1] / alone[1], with_it[1] / other[1]
+                figures = (*alone, *other, *with_it, *ratios, *memory(process))
+                print("%-16s %8.2f %8.2f %8.2f %8.2f %8.2f %8.2f %6.2f %6.2f %d, %d" % (name, *figures), flush=True)
+                if quotient <= most:
+                    break
+            worst = max(worst, quotient)
     return worst, wrong
+
+
+def phases(name, targets, port, seconds, rounds, wrong):
+    """Return the medians of (p50, p99) of honest requests at `port` while each target is attacked in turn."""
+    names = list(ATTACKS) if name == "all" else [name]
+    found = [[] for _ in targets]
+    for _ in range(rounds):
+        for target, seen in zip(targets, found, strict=True):
+            with attacked(names if target else [], target):
+                times, others = honest(port, seconds)
+            seen.append(np.percentile(times, [50, 99]))
+            wrong += others
+    return [np.median(seen, axis=0) for seen in found]
 
 
 def main():
@@ -311,13 +321,15 @@ def main():
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--attacks", nargs="*", default=[*ATTACKS, "all"])
     parser.add_argument("--most", type=float, default=float("inf"))
+    parser.add_argument("--tries", type=int, default=1)
     parser.add_argument("--attack", help=argparse.SUPPRESS)
     parser.add_argument("--port", type=int, help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.attack:
         attack([options.attack], options.port)
-    worst, wrong = measure(options.attacks, options.seconds, options.rounds)
-    print("largest ratio of p99: %.2f; honest requests without an answer: %s" % (worst, wrong or 0))
+    worst, wrong = measure(options.attacks, options.seconds, options.rounds, options.most, options.tries)
+    print("largest p99 under attack, divided by the larger p99 of the other phases: %.2f" % worst)
+    print("honest requests without an answer: %s" % (wrong or 0))
     sys.exit(worst > options.most or bool(wrong))
 
 

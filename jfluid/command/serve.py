@@ -13,6 +13,7 @@ from jfluid import errors, flags
 from jfluid.command.inspect import add_allow_argument, add_file_arguments
 from jfluid.command.numbers import positive, seconds, timeout
 from jfluid.exports.model import LoadedModel
+from jfluid.host import collector
 from jfluid.places import CPUPlace, CUDAPlace
 from jfluid.printable import printable
 from jfluid.serving.requests import Limits
@@ -87,7 +88,7 @@ def serve(folders: Mapping[str, str], listening: socket.socket, options: argpars
         delay = options.max_delay / 1000
         return Service(model, options.max_batch, delay, resources, name, version, options.warm_up_length)
 
-    models = Models(folders, load, resources)
+    models = Models(folders, load, resources, collector.settle)
     host, port = listening.getsockname()[:2]
     where = f"[{host}]" if ":" in host else host
     print(printable(f"serving {', '.join(folders.values())} at http://{where}:{port}"), flush=True)

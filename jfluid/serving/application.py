@@ -17,7 +17,7 @@ import signal
 import threading
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
-from contextlib import asynccontextmanager, suppress
+from contextlib import asynccontextmanager, nullcontext, suppress
 
 import numpy as np
 from prometheus_client.exposition import CONTENT_TYPE_LATEST
@@ -219,9 +219,9 @@ def _answering(models: Models, answer: Answer) -> Handler:
 
 def server(models: Models, poll: float = 0.0) -> uvicorn.Server:
     """Return the uvicorn server of the application; `run(sockets=[...])` serves until the process is told to end."""
-    from jfluid.serving.connections import configured
+    from jfluid.serving.connections import Server, configured
 
-    return uvicorn.Server(configured(application(models, poll), models.resources.limits))
+    return Server(configured(application(models, poll), models.resources.limits))
 
 
 class _Streamed(StreamingResponse):
@@ -240,9 +240,12 @@ class _Streamed(StreamingResponse):
 
 async def _pieces(resources: Resources, found: Iterator[bytes]) -> AsyncIterator[bytes]:
     """Yield the pieces of an answer and let the event loop run between two pieces."""
-    for piece in found:
+    while True:
+        async with resources.turns.turn():
+            piece = next(found, None)
+        if piece is None:
+            return
         yield piece
-        await _turn(resources.writing)
 
 
 async def _answer(service: Service, request: Request, answer: Answer) -> Response:
@@ -321,15 +324,6 @@ def _bytes(arrays: Mapping[str, Value]) -> int:
     return sum(value.nbytes for value in arrays.values())
 
 
-async def _turn(lock: asyncio.Lock) -> None:
-    """Wait until the event loop has run all other ready tasks once.
-
-    The lock admits a single large body or answer a turn, so that small requests are answered between two pieces.
-    """
-    async with lock:
-        await asyncio.sleep(0)
-
-
 async def _body(resources: Resources, request: Request, share: Share) -> Block:
     """Return the body of a request and PADDING, within the limits on bytes and seconds."""
     limits = resources.limits
@@ -345,11 +339,10 @@ async def _body(resources: Resources, request: Request, share: Share) -> Block:
                 if size + len(part) > most:
                     raise too_large
                 share.set(size + len(part))
-                body[size : size + len(part)] = part
+                async with resources.turns.turn() if size > SMALL else nullcontext():
+                    body[size : size + len(part)] = part
                 size += len(part)
                 waiting.reschedule(until + size / _RATE)
-                if size > SMALL:
-                    await _turn(resources.reading)
     except TimeoutError:
         raise BadRequest(
             f"the body came too slowly: expected it within {limits.seconds:g} s, or {_RATE} bytes a "

@@ -49,6 +49,7 @@ class Batcher:
         waiting: int = 256,
         observe: Callable[[int], None] = lambda rows: None,
         most_bytes: int = 1 << 62,
+        rest: Callable[[float], float] = lambda worked: 0.0,
     ):
         """Start the thread.
 
@@ -60,9 +61,11 @@ class Batcher:
             waiting: requests that may wait; more are refused.
             observe: is told the rows of each batch.
             most_bytes: of what a request gives.
+            rest: seconds without large requests after a piece of a large request took the given seconds.
         """
         self._run, self._largest, self._delay, self._observe = run, largest, delay, observe
-        self._most_bytes = most_bytes
+        self._most_bytes, self._rest = most_bytes, rest
+        self._resting = 0.0  # until then no piece of a large request runs
         self._requests: queue.Queue[_Request | None] = queue.Queue(waiting)
         self._large: deque[_Request] = deque()
         self._following: _Request | None = None
@@ -89,7 +92,8 @@ class Batcher:
 
     def _serve(self) -> None:
         while True:
-            first = self._following or self._next(0.0 if self._large else None)
+            rest = max(0.0, self._resting - time.monotonic())
+            first = self._following or self._next(rest if self._large else None)
             self._following = None
             if first is None and not self._large:
                 return
@@ -97,8 +101,11 @@ class Batcher:
                 self._large.append(first)
             elif first is not None:
                 self._answer(self._gather(first))
-            if self._large:
+            if self._large and (self._ended or time.monotonic() >= self._resting):
+                began = time.monotonic()
                 self._run_piece()
+                now = time.monotonic()
+                self._resting = now + self._rest(now - began)
             first = None  # its memory is free while this waits for another
 
     def _next(self, timeout: float | None) -> _Request | None:

@@ -15,6 +15,7 @@ import time
 from typing import Any
 
 import h11
+import uvicorn
 from uvicorn.config import Config
 from uvicorn.protocols.http.h11_impl import STATUS_PHRASES, H11Protocol
 
@@ -25,7 +26,8 @@ _RESERVE = 320  # descriptors for connections that are just taken, and for all e
 _HEAD_BYTES = 8 << 10  # of a request, or of a piece of its body
 _LOOK = 1.0  # seconds
 _AT_ONCE = 16  # connections that make room
-_FEW, _PIECES = 64, 512  # bytes of a piece of a body, and how many such a body may have
+_FEW, _PIECES = 64, 64  # bytes of a piece of a body, and how many such a body may have
+_WAITING, _ACCEPTED = 256, 4  # connections that the system keeps, and that the event loop accepts at once
 
 
 class Connection(H11Protocol):
@@ -165,6 +167,16 @@ class _Parts(h11.Connection):
         return event
 
 
+class Server(uvicorn.Server):
+    """A server that accepts few connections at once, so that a flood of connections does not stop the event loop."""
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        """Start to accept. asyncio takes one number for the connections at once, and for those that wait."""
+        await super().startup(sockets)
+        for listening in sockets or ():
+            listening.listen(_WAITING)
+
+
 def configured(application: Any, limits: Limits) -> Config:
     """Return uvicorn's settings for an application, with connections that have these bounds."""
     kind = type("Connection", (Connection,), {"limits": limits, "others": _descriptors()})
@@ -175,7 +187,7 @@ def configured(application: Any, limits: Limits) -> Config:
         loop="asyncio",
         ws="none",
         log_level="error",
-        backlog=_RESERVE - 64,
+        backlog=_ACCEPTED,
         timeout_keep_alive=max(1, int(limits.seconds / 2)),
         timeout_graceful_shutdown=10,
     )

@@ -9,6 +9,7 @@ from jfluid.exports.sequences import Sequences, Value
 from jfluid.serving import json_numbers
 from jfluid.serving.blocks import Block, empty
 from jfluid.serving.requests import NPZ, BadRequest, Input, Limits, check_names, shown
+from jfluid.serving.turns import Pause, go_on
 
 _LONGEST_NAME = 4096  # bytes
 _BLOCK = 1 << 16  # numbers that are read without looking up
@@ -17,12 +18,12 @@ PADDING = bytes(16)
 _FORM = 'expected {"inputs": {name: lists of numbers}} in JSON'
 
 
-def read_json(body: Block, inputs: tuple[Input, ...], limits: Limits) -> dict[str, Value]:
+def read_json(body: Block, inputs: tuple[Input, ...], limits: Limits, pause: Pause = go_on) -> dict[str, Value]:
     """Parse a request into arrays. Raises BadRequest. The body ends with PADDING.
 
     No object is made for a list or a number, so that parsing takes as much memory as the arrays.
     """
-    return Reader(body, inputs, limits).request()
+    return Reader(body, inputs, limits, pause).request()
 
 
 class Reader:
@@ -30,12 +31,12 @@ class Reader:
 
     form = _FORM
 
-    def __init__(self, body: Block, inputs: tuple[Input, ...], limits: Limits):
+    def __init__(self, body: Block, inputs: tuple[Input, ...], limits: Limits, pause: Pause = go_on):
         self._text = np.frombuffer(body, np.uint8)
         self._base: int = self._text.ctypes.data
         self._at = self._base
         self._inputs = {item.name: item for item in inputs}
-        self._limits, self._taken = limits, 0
+        self._limits, self._taken, self._pause = limits, 0, pause
         self._end = np.zeros(1, np.int64)
         self._state = np.zeros(json_numbers.HEAD, np.int64)
 
@@ -188,6 +189,8 @@ class Reader:
             fits = min(count, len(array) - used)
             array[used : used + fits] = (integers if item.whole else numbers)[:fits]
             used += fits
+            if wrong == json_numbers.FULL:
+                self._pause()
         self._taken += int(state[json_numbers.TAKEN])
         return wrong, array[:used], lengths[: state[json_numbers.LISTS]]
 

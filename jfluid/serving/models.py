@@ -44,8 +44,17 @@ class Models:
         default: name of the model that requests without a name ask.
     """
 
-    def __init__(self, folders: Mapping[str, str], load: Load, resources: Resources):
-        """Load all versions of all models. Raises the error of a model that cannot be loaded."""
+    def __init__(
+        self, folders: Mapping[str, str], load: Load, resources: Resources, loaded: Callable[[], None] = lambda: None
+    ):
+        """Load all versions of all models. Raises the error of a model that cannot be loaded.
+
+        Args:
+            folders: folder of each model by name.
+            load: builds a service.
+            resources: shared by all models.
+            loaded: called when all models are loaded, and after a reload that changed a model.
+        """
         self._folders, self._load, self.resources = dict(folders), load, resources
         self.default = next(iter(folders))
         self._services: dict[str, dict[str, Service]] = {}
@@ -53,6 +62,8 @@ class Models:
         self._reloading = asyncio.Lock()
         for name, folder in self._folders.items():
             self._services[name] = {v: self._loaded(path, name, v) for v, path in versions_of(folder).items()}
+        self._loaded_all = loaded
+        loaded()
 
     def _loaded(self, folder: str, name: str, version: str) -> Service:
         state = _state(folder)
@@ -86,12 +97,15 @@ class Models:
         and the version before stays.
         """
         async with self._reloading:
+            before = dict(self._states)
             for name, folder in self._folders.items():
                 try:
                     await self._reload(name, await asyncio.to_thread(versions_of, folder))
                 except (errors.JFluidError, OSError) as error:
                     self.resources.metrics.reloads.labels(name, "failed").inc()
                     _log.error("%s stays as it is: %s", name, error)
+            if self._states != before:
+                self._loaded_all()
 
     async def _reload(self, name: str, found: Mapping[str, str]) -> None:
         services = self._services[name]

@@ -11,6 +11,7 @@ import numpy as np
 
 from jfluid.serving.blocks import Block, block
 from jfluid.serving.requests import BadRequest, Input, Limits, check_names, shown
+from jfluid.serving.turns import Pause, go_on
 
 _END, _LARGE_END = b"PK\x05\x06", b"PK\x06\x07"  # of a zip file's directory
 _END_BYTES, _LARGE_END_BYTES = 22, 20
@@ -56,14 +57,18 @@ class Archive:
         if self.bytes > limits.bytes:
             raise BadRequest(f"a request may have {limits.bytes} bytes, unpacked too", 413)
 
-    def arrays(self) -> dict[str, np.ndarray]:
-        """Return the arrays of the inputs. Raises BadRequest."""
+    def arrays(self, pause: Pause = go_on) -> dict[str, np.ndarray]:
+        """Return the arrays of the inputs. Raises BadRequest.
+
+        Args:
+            pause: called between two pieces of a file.
+        """
         found, elements = {}, 0
         for item in self._inputs:
             try:
                 entry = self._items[item.name]
                 with self._file.open(entry) as file:
-                    data = _unpacked(file, entry.file_size)
+                    data = _unpacked(file, entry.file_size, pause)
             except _OF_ZIPS as error:
                 raise _wrong(error) from None
             array = _array(item, data)
@@ -74,7 +79,7 @@ class Archive:
         return found
 
 
-def _unpacked(file: Any, size: int) -> memoryview:
+def _unpacked(file: Any, size: int, pause: Pause) -> memoryview:
     """Unpack the first `size` bytes of a file in an archive.
 
     The file is read in small pieces: no more than `size` bytes are unpacked, and other threads run between two pieces.
@@ -85,6 +90,7 @@ def _unpacked(file: Any, size: int) -> memoryview:
         if not count:
             raise EOFError(f"{done} bytes in place of {size}")
         done += count
+        pause()
     return data
 
 

@@ -4,6 +4,7 @@ import asyncio
 import threading
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import nullcontext
 from typing import Any
 
 import numpy as np
@@ -19,6 +20,7 @@ from jfluid.serving.metrics import Metrics
 from jfluid.serving.npz_inputs import Archive
 from jfluid.serving.requests import NPZ, BadRequest, Input, Limits, as_arrays, from_arrays
 from jfluid.serving.room import Room
+from jfluid.serving.turns import Pause, Turns, go_on
 
 _WARM_UPS = 8  # batches of sequences of each size that run before the first request
 
@@ -28,9 +30,9 @@ class Resources:
 
     def __init__(self, limits: Limits):
         self.limits, self.room, self.metrics = limits, Room(limits.held), Metrics()
-        # Large requests are read one after the other: then others find a processor free.
+        # Large requests are parsed one after the other, so that a processor stays free.
         self.reader = ThreadPoolExecutor(1, "large requests", initializer=let_others_go_first)
-        self.reading, self.writing = asyncio.Lock(), asyncio.Lock()
+        self.turns = Turns()
         any_input = Input("x", np.dtype("float32"), (-1,))
         read_json(bytearray(b'{"inputs": {"x": [1]}}' + PADDING), (any_input,), limits)  # compiles the reader
 
@@ -88,6 +90,7 @@ class Service:
             delay if self.batched else 0.0,
             observe=metrics.rows.labels(name, version).observe,
             most_bytes=resources.limits.bytes,
+            rest=resources.turns.rest,
         )
 
     def _warm_up(self, largest: int, longest: int) -> None:
@@ -108,7 +111,9 @@ class Service:
         limits = self.resources.limits
         if rows > limits.rows:
             raise BadRequest(f"a request may have {limits.rows} rows, found {rows}", 413)
-        found = await asyncio.wrap_future(self.batcher.submit(feed, rows))
+        small = sum(value.nbytes for value in feed.values()) <= SMALL
+        with self.resources.turns.small() if small else nullcontext():
+            found = await asyncio.wrap_future(self.batcher.submit(feed, rows))
         return {var.name: value for var, value in zip(self.model.fetches, found, strict=True)}
 
     def described(self) -> dict[str, Any]:
@@ -139,18 +144,18 @@ class Service:
         """Return the inputs of a request. Raises BadRequest."""
         limits = self.resources.limits
         if kind != NPZ:
-            return await self._off_the_loop(len(body), lambda: read_json(body, self.inputs, limits))
+            return await self._off_the_loop(len(body), lambda pause: read_json(body, self.inputs, limits, pause))
         archive = Archive(body, as_arrays(self.inputs), limits)
         return await self._off_the_loop(
-            max(len(body), archive.bytes), lambda: from_arrays(self.inputs, archive.arrays())
+            max(len(body), archive.bytes), lambda pause: from_arrays(self.inputs, archive.arrays(pause))
         )
 
     async def tensors(self, body: Block) -> tuple[Tensors, dict[str, Value]]:
         """Return a request of the Open Inference Protocol and its inputs. Raises BadRequest."""
         read: list[Tensors] = []
 
-        def values() -> dict[str, Value]:
-            read.append(read_tensors(body, as_arrays(self.inputs), self.resources.limits))
+        def values(pause: Pause) -> dict[str, Value]:
+            read.append(read_tensors(body, as_arrays(self.inputs), self.resources.limits, pause))
             return from_arrays(self.inputs, read[0].arrays)
 
         feed = await self._off_the_loop(len(body), values)
@@ -160,17 +165,18 @@ class Service:
         return read[0], feed
 
     async def _off_the_loop(self, size: int, read: Any) -> dict[str, Value]:
-        """Return the result of `read()` with checked ids; large requests are read in a thread."""
+        """Return the result of `read(pause)` with checked ids; large requests are read in a thread."""
 
-        def checked() -> dict[str, Value]:
-            found: dict[str, Value] = read()
+        def checked(pause: Pause) -> dict[str, Value]:
+            found: dict[str, Value] = read(pause)
             for item in self.inputs:
                 item.check_ids(found[item.name])
             return found
 
         if size <= SMALL:
-            return checked()
-        return await asyncio.get_running_loop().run_in_executor(self.resources.reader, checked)
+            return checked(go_on)
+        resources = self.resources
+        return await asyncio.get_running_loop().run_in_executor(resources.reader, checked, resources.turns.pauses())
 
     def __enter__(self) -> "Service":
         self.users += 1

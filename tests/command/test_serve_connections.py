@@ -2,7 +2,10 @@
 has bounds, and others are answered meanwhile.
 """
 
+import asyncio
+import contextlib
 import http.client
+import io
 import json
 import resource
 import socket
@@ -18,10 +21,12 @@ from hypothesis import strategies as st
 import jfluid as fluid
 from jfluid import errors
 from jfluid.exports.model import LoadedModel
-from jfluid.serving import batching, connections, service
+from jfluid.serving import batching, connections, service, turns
 from jfluid.serving.batching import Batcher
 from jfluid.serving.blocks import block
-from jfluid.serving.requests import NPZ, BadRequest, Limits, TooManyRequests
+from jfluid.serving.json_inputs import PADDING, read_json
+from jfluid.serving.npz_inputs import Archive
+from jfluid.serving.requests import NPZ, BadRequest, Input, Limits, TooManyRequests
 from jfluid.serving.room import Room
 from tests.command.test_serve import asked, served
 from tests.fuzz.harness import fuzzed
@@ -339,6 +344,83 @@ def test_others_run_between_the_pieces_of_a_large_request():
     assert np.array_equal(large.result(DEADLINE)[0][:, 0], 2 * np.arange(100.0))
     assert max(ran) == 4 and ran.index(2 if 2 in ran else 1) < 4
     batcher.close()
+
+
+def test_a_large_request_rests_between_its_pieces_while_small_ones_come():
+    ran, rests = [], [3600.0]
+
+    def run(feed):
+        ran.append(len(feed["x"]))
+        return [feed["x"]]
+
+    batcher = Batcher(run, largest=4, delay=0.0, rest=lambda worked: rests[0])
+    large = batcher.submit({"x": np.ones((12, 1))}, 12)
+    for _ in range(5):  # each is answered while the large request rests
+        batcher.submit({"x": np.ones((1, 1))}, 1).result(DEADLINE)
+    assert ran.count(4) == 1 and ran.count(1) == 5 and not large.done()
+    batcher.close()  # ends the rest
+    assert large.result(DEADLINE)[0].shape == (12, 1) and ran.count(4) == 3
+
+
+def test_large_requests_rest_while_small_ones_come(monkeypatch):
+    now, slept = [100.0], []
+    monkeypatch.setattr(turns.time, "monotonic", lambda: now[0])
+    monkeypatch.setattr(turns.time, "sleep", slept.append)
+    found = turns.Turns()
+    assert found.rest(0.01) == 0
+    pause = found.pauses()
+    with found.small(), found.small():
+        assert found.rest(0.01) == pytest.approx(0.04) and found.rest(0) == 0.001
+        now[0] += 0.5
+        pause()
+        pause()  # without work since: the shortest rest
+    now[0] += 0.05
+    assert found.rest(0.01) == pytest.approx(0.04)
+    now[0] += 0.1
+    assert found.rest(0.01) == 0
+    assert slept == [pytest.approx(2.0), 0.001]
+
+
+def test_pieces_of_large_requests_take_turns(monkeypatch):
+    worked = []
+
+    async def use(found, name, pieces):
+        for _ in range(pieces):
+            async with found.turn():
+                worked.append(name)
+
+    async def both():
+        found = turns.Turns()
+        monkeypatch.setattr(found, "rest", lambda seconds: 0.001)
+        other = asyncio.create_task(use(found, "second", 3))
+        await use(found, "first", 3)
+        await other
+
+    asyncio.run(both())
+    assert worked == ["first", "second"] * 3
+
+
+@pytest.mark.parametrize("form", ["json", "npz"])
+def test_parsing_of_large_requests_pauses(form):
+    rows, item = np.zeros((65536, 4), "float32"), Input("x", np.dtype("float32"), (-1, 4))
+    file, rests = io.BytesIO(), []
+    if form == "json":
+        text = json.dumps({"inputs": {"x": rows.tolist()}}).encode() + PADDING
+        found = read_json(bytearray(text), (item,), Limits(), lambda: rests.append(1))["x"]
+    else:
+        np.savez(file, x=rows)
+        found = Archive(bytearray(file.getvalue()), (item,), Limits()).arrays(lambda: rests.append(1))["x"]
+    assert np.array_equal(found, rows) and len(rests) >= 3
+
+
+def test_few_connections_are_accepted_at_once(address):
+    # asyncio accepts this many in one turn of its loop, and would tell the system to keep no more.
+    assert connections.configured(None, Limits()).backlog <= 8
+    with contextlib.ExitStack() as stack:
+        clients = [stack.enter_context(connected(address)) for _ in range(100)]
+        for client in clients:
+            client.sendall(WHOLE)
+        assert all(client.recv(1000).startswith(b"HTTP/1.1 200") for client in clients)
 
 
 def test_answers_have_bounds():

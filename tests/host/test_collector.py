@@ -27,6 +27,13 @@ frozen = gc.get_freeze_count()
 with collector.paused(settle=True):
     pass
 assert gc.get_freeze_count() == frozen > 0
+dropped, kept = Circle(), Circle()
+gc.freeze()
+gone = weakref.ref(dropped)
+del dropped
+collector.settle()
+assert gone() is None and gc.get_freeze_count() > 0
+assert not any(found is kept for found in gc.get_objects())
 """
 
 
