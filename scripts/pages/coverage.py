@@ -20,20 +20,23 @@ _SCHEMA = Path(__file__).resolve().parents[2] / "tests" / "golden" / "op_schema.
 _STATES = ("works", "has no effect", "refuses, with a reason", "not in this release")
 _ABOUT = """# Coverage of Fluid 1.8.5
 
-This page is for users that look up a name or operator of Fluid. Every public name of Fluid can be imported. A name that is
-not in this release raises `UnsupportedError` when it is called or subclassed. Loading a program with missing operators raises
-one error that lists all missing operators. [differences.md](differences.md) lists differences in behaviour.
+This page is for users that look up a name or operator of Fluid. Every public name of Fluid can be imported. A name that
+is not in this release raises `UnsupportedError` when it is called or subclassed. Loading a program with missing
+operators raises one error that lists all missing operators. [differences.md](differences.md) lists differences in
+behaviour.
 
 Three groups of names refuse. PSLib's servers were never published. `Compressor` and the search controllers of
-`fluid.contrib.slim` are not in this release. `load_op_library` loads operators compiled for Fluid, which call Fluid's C++
-framework.
+`fluid.contrib.slim` are not in this release. `load_op_library` loads operators compiled for Fluid, which call Fluid's
+C++ framework.
 """
 _ON_GPUS = """
 ### On GPUs
 
-The operators of this table lower for CUDA (`tests/gpu`), and `python -m jfluid.check_device` compares results of a GPU with
-results of the CPU: operators with a case (`jfluid/check_device/operators.jsonl`), and small programs for operators that a case
-cannot show (`jfluid/check_device/structure.py`). The programs of the benchmarks, the gallery and the golden runs lower, too.
+The operators of this table lower for CUDA (`tests/gpu`), and `python -m jfluid.check_device` compares results of a GPU
+with
+results of the CPU: operators with a case (`jfluid/check_device/operators.jsonl`), and small programs for operators that
+a case cannot show (`jfluid/check_device/structure.py`). The programs of the benchmarks, the gallery and the golden runs
+lower, too.
 
 """
 _ELSEWHERE = """
@@ -41,9 +44,9 @@ Operators that XLA computes without a case and without a small program:
 
 """
 _ON_THE_HOST = """
-The operators of this table do not lower and run on the host, between two parts that XLA compiles. XLA has no operation for
-files, Python functions, remote processes and results of any size. Their inputs leave the device, which then waits for their
-results. `sequence_mask` runs on the host, too, if `maxlen` is not given.
+The operators of this table do not lower and run on the host, between two parts that XLA compiles. XLA has no operation
+for files, Python functions, remote processes and results of any size. Their inputs leave the device, which then waits
+for their results. `sequence_mask` runs on the host, too, if `maxlen` is not given.
 
 """
 
