@@ -1,8 +1,8 @@
 """Watch of collective calls: finds ranks that wait for a rank that will not come.
 
-Each rank counts its collective calls. A rank whose count stands still for a second publishes it in the key-value store of
-JAX's coordinator, and a rank that waits compares the counts of all ranks. A collective call that a rank cannot join, since
-the rank has ended or is in a different call, ends this process with RankError. XLA's call itself cannot be interrupted.
+Each rank counts its collective calls. A rank whose count stands still for a second publishes the count in the key-value
+store of JAX's coordinator. A rank that waits compares the counts of all ranks. If a rank cannot join a collective call,
+since the rank has ended or is in a different call, this process ends with RankError: XLA's call cannot be interrupted.
 """
 
 import atexit

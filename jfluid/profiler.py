@@ -165,13 +165,13 @@ def _check_cuda(function: str, code: int) -> None:
 def cuda_profiler(output_file: str, output_mode: str | None = None, config: list[str] | None = None) -> Iterator[None]:
     """Profile with CUDA's profiler API the GPU work of the block, for a CUDA profiler that the script runs under.
 
-    CUDA's profilers start and stop with the block, such as `nsys profile --capture-range=cudaProfilerApi python train.py`,
-    and write their files themselves.
-    Without such a profiler nothing is profiled; `profiler("GPU")` needs none.
+    CUDA's profilers start and stop with the block, and write their files themselves, such as
+    `nsys profile --capture-range=cudaProfilerApi python train.py`. Without such a profiler nothing is profiled;
+    `profiler("GPU")` needs none.
 
     Args:
         output_file: no effect: the profiler names its file.
-        output_mode: "csv" (as None) or "kvp", which have no effect: nvprof, which wrote these formats, is gone from CUDA.
+        output_mode: "csv" (as None) or "kvp", without effect: CUDA has no nvprof any more, which wrote these formats.
         config: no effect, for the same reason.
 
     Raises:

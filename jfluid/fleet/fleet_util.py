@@ -123,8 +123,8 @@ class FleetUtil:
 
         The names are outputs of `layers.auc` and `contrib.layers.ctr_metric_bundle`.
 
-        Returns AUC, bucket error, mean absolute error, root of the mean squared error, click rate, predicted click rate, the
-        ratio of both rates, mean q and the number of examples; nine times None if the scope lacks a variable.
+        Returns AUC, bucket error, mean absolute error, root of the mean squared error, click rate, predicted click
+        rate, the ratio of both rates, mean q and the number of examples; nine times None if the scope lacks a variable.
         """
         scope = _scope(scope)
         sums = sqrerr_name, abserr_name, prob_name, q_name, pos_ins_num_name, total_ins_num_name
@@ -217,10 +217,11 @@ class FleetUtil:
         debugger.draw_block_graphviz(program.global_block(), path=os.path.join(output_dir, output_name + ".dot"))
 
     def check_two_programs(self, config: Any) -> bool:
-        """Return True if the persistable variables of a pruned program have their shapes and types in the training program.
+        """Return True if the variables of a pruned program have the shapes and types of the training program.
 
-        Variables that the training program lacks are logged. `config` has Fluid's attributes: train_prog_path,
-        is_text_train_program, pruned_prog_path, is_text_pruned_program, draw, draw_out_name.
+        Only persistable variables count. Variables that the training program lacks are logged. `config` has Fluid's
+        attributes: train_prog_path, is_text_train_program, pruned_prog_path, is_text_pruned_program, draw,
+        draw_out_name.
         """
         train = _program(config.train_prog_path, config.is_text_train_program)
         pruned = _program(config.pruned_prog_path, config.is_text_pruned_program)
@@ -259,9 +260,9 @@ class FleetUtil:
 
 _METHODS_OF_PSLIB = (
     "load_fleet_model_one_table load_fleet_model save_fleet_model write_model_donefile write_xbox_donefile "
-    "write_cache_donefile load_model save_model save_batch_model save_delta_model save_xbox_base_model save_cache_model "
-    "save_cache_base_model pull_all_dense_params save_paddle_inference_model save_paddle_params get_last_save_xbox_base "
-    "get_last_save_xbox get_last_save_model check_vars_and_dump"
+    "write_cache_donefile load_model save_model save_batch_model save_delta_model save_xbox_base_model "
+    "save_cache_model save_cache_base_model pull_all_dense_params save_paddle_inference_model save_paddle_params "
+    "get_last_save_xbox_base get_last_save_xbox get_last_save_model check_vars_and_dump"
 ).split()
 
 

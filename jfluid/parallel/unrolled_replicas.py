@@ -1,6 +1,6 @@
 """Replicas of one process whose shapes differ: the operators are traced for each replica in turn, in one XLA program.
 
-The longest sequence of a batch is an example: `sequence_pad` without maxlen pads each replica's sequences to the longest.
+An example is `sequence_pad` without maxlen, which pads each replica's sequences to the longest sequence.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence

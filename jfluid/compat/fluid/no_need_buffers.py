@@ -1,4 +1,4 @@
-"""Inputs of operators of which Fluid needs the shape and the LoD, and not the values: Fluid frees their memory early."""
+"""Inputs of operators whose values Fluid does not need, beside shape and LoD: Fluid frees their memory early."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
