@@ -213,7 +213,8 @@ def start(rank: int) -> None:
     global _watch
     from jax._src.distributed import global_state
 
-    _watch = CollectiveWatch(rank, global_state.client)
+    store: Any = global_state.client
+    _watch = CollectiveWatch(rank, store)
     _watch.start()
 
 

@@ -276,7 +276,7 @@ def _total(scope: Scope, name: str) -> np.ndarray:
     assert variable is not None  # its caller has looked
     own = np.array(variable.get_tensor())
     total = np.zeros_like(own)
-    fleet._role_maker.all_reduce_worker(own, total)
+    fleet._role.all_reduce_worker(own, total)
     return total
 
 
