@@ -207,6 +207,10 @@ class DependencyError(JFluidError, ImportError):
         super().__init__(f"{feature} needs {needs}{install}{otherwise and f', {otherwise}'}")
 
 
+class RankError(JFluidError, RuntimeError):
+    """A rank of a collective job waits for a rank that has ended, or that makes a different collective call."""
+
+
 class ServerError(JFluidError, RuntimeError):
     """A parameter server refused a call, cannot be reached, or contradicts the call."""
 

@@ -56,8 +56,9 @@ def release_memory(input_program: Any, skip_opt_set: Any = None) -> None:
 
 
 def load_op_library(lib_filename: str) -> None:
-    """Raise UnsupportedError: operators are Python functions here."""
+    """Raise UnsupportedError: libraries of operators need Fluid's C++ framework (libpaddle_framework.so)."""
     raise errors.UnsupportedError(
-        f"fluid.load_op_library({lib_filename!r}): compiled operators of Fluid cannot be loaded; "
+        f"fluid.load_op_library({lib_filename!r}): operators compiled for Fluid call its C++ framework "
+        "(libpaddle_framework.so), which jfluid does not have; "
         "register a JAX function with jfluid.ops.registry.op (CONTRIBUTING.md shows how)"
     )

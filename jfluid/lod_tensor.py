@@ -7,7 +7,7 @@ from typing import Any, Protocol
 import jax
 import numpy as np
 
-from jfluid import errors
+from jfluid import collective_watch, errors
 from jfluid.ir.types import VarType, var_type
 from jfluid.places import CPUPlace, CUDAPlace
 
@@ -25,7 +25,8 @@ def whole(value: Any) -> Any:
     if is_divided(value):
         from jax.experimental import multihost_utils
 
-        return multihost_utils.process_allgather(value, tiled=True)
+        with collective_watch.call("gathering of a divided array"):
+            return multihost_utils.process_allgather(value, tiled=True)
     return value
 
 

@@ -7,7 +7,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from jfluid import environment, errors
+from jfluid import collective_watch, environment, errors
 from jfluid.places import selected_gpus
 
 _joined: tuple[list[str], int] | None = None
@@ -67,6 +67,7 @@ def join(endpoints: Sequence[str], trainer_id: int) -> None:
             ) from error
         raise errors.PlaceError(f"the trainers at {endpoints} did not meet: {error}") from error
     _joined = endpoints, trainer_id
+    collective_watch.start(trainer_id)
     environment.tell_children(environment.JOINED, "1")
 
 
@@ -145,7 +146,7 @@ def broadcast(value: Any) -> Any:
         return value
     from jax.experimental import multihost_utils
 
-    with jax.enable_x64(True):
+    with jax.enable_x64(True), collective_watch.call("broadcast"):
         return multihost_utils.broadcast_one_to_all(value)
 
 
@@ -155,7 +156,7 @@ def all_gather(value: Any) -> np.ndarray:
         return np.asarray(value)[None]
     from jax.experimental import multihost_utils
 
-    with jax.enable_x64(True):
+    with jax.enable_x64(True), collective_watch.call("gathering of values"):
         return np.asarray(multihost_utils.process_allgather(np.asarray(value)))
 
 

@@ -4,7 +4,10 @@ XLA fuses operators. The table gives the time of a fused instruction to the oper
 """
 
 import contextlib
+import ctypes
+import ctypes.util
 import shutil
+import sys
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -138,17 +141,52 @@ def _start_trace(folder: str) -> None:
     jax.profiler.start_trace(folder, profiler_options=options)
 
 
+def _cuda_runtime() -> ctypes.CDLL:
+    """Return CUDA's runtime library: of the system, or of NVIDIA's packages that JAX uses."""
+    packaged = [path for folder in sys.path for path in sorted(Path(folder).glob("nvidia/*/lib/libcudart.so.*"))]
+    for path in [ctypes.util.find_library("cudart"), *map(str, packaged)]:
+        if path is not None:
+            with contextlib.suppress(OSError):
+                return ctypes.CDLL(path)
+    raise errors.DependencyError(
+        "fluid.profiler.cuda_profiler",
+        "CUDA's runtime library (libcudart)",
+        "cuda12",
+        'or profile with profiler("CPU")',
+    )
+
+
+def _check_cuda(function: str, code: int) -> None:
+    if code:
+        raise errors.PlaceError(f"fluid.profiler.cuda_profiler: {function} of CUDA's runtime returned error {code}")
+
+
 @contextlib.contextmanager
 def cuda_profiler(output_file: str, output_mode: str | None = None, config: list[str] | None = None) -> Iterator[None]:
-    """Raise UnsupportedError: nvprof is gone from CUDA.
+    """Profile with CUDA's profiler API the GPU work of the block, for a CUDA profiler that the script runs under.
 
-    Use `profiler("GPU")`, or run the script under Nsight Systems.
+    CUDA's profilers start and stop with the block, and write their files themselves, such as
+    `nsys profile --capture-range=cudaProfilerApi python train.py`. Without such a profiler nothing is profiled;
+    `profiler("GPU")` needs none.
+
+    Args:
+        output_file: no effect: the profiler names its file.
+        output_mode: "csv" (as None) or "kvp", without effect: CUDA has no nvprof any more, which wrote these formats.
+        config: no effect, for the same reason.
+
+    Raises:
+        ProgramError: another output mode.
+        DependencyError: CUDA's runtime library is not installed.
+        PlaceError: there is no GPU.
     """
-    raise errors.UnsupportedError(
-        "fluid.profiler.cuda_profiler drove nvprof, which current CUDA does not have: use "
-        'fluid.profiler.profiler("GPU"), or run the script under Nsight Systems (nsys profile)'
-    )
-    yield
+    if output_mode not in (None, "kvp", "csv"):
+        raise errors.ProgramError("The output mode must be 'kvp' or 'csv'.")
+    runtime = _cuda_runtime()
+    _check_cuda("cudaProfilerStart", runtime.cudaProfilerStart())
+    try:
+        yield
+    finally:
+        _check_cuda("cudaProfilerStop", runtime.cudaProfilerStop())
 
 
 def operator_times(trace: str) -> dict[str, list[float]]:

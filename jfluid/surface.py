@@ -115,6 +115,7 @@ ALIASES: dict[str, tuple[str, ...]] = {
     "contrib.utils": ("fleet.hdfs", "distributed.lookup_tables"),
     "contrib.utils.lookup_table_utils": ("distributed.lookup_tables",),
     "contrib.utils.hdfs_utils": ("fleet.hdfs",),
+    "incubate.fleet.utils.fleet_util": ("fleet.fleet_util",),
     "incubate.fleet.utils.hdfs": ("compat.fluid.fleet_hdfs",),
     "contrib.reader": ("compat.fluid.reader",),
     "contrib.reader.distributed_reader": ("compat.fluid.reader",),

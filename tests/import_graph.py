@@ -22,6 +22,7 @@ LAYERS = (
     {"step_traces"},
     {"caches", "known_sizes", "places", "profiler", "record", "surface"},
     {"fetch_handler", "progress"},
+    {"collective_watch"},
     {"processes"},
     {"initializer", "job", "lod_tensor", "regularizer", "transpiler"},
     {"dashboard"},

@@ -237,7 +237,20 @@ def sequence_pad(x: Value, pad_value: Value, *, padded_length: int = -1) -> tupl
     fill = pad_value.astype(x.dtype)
     fill = fill.reshape(()) if fill.size == 1 else fill
     out = jnp.where(mask.reshape(mask.shape + (1,) * (dense.ndim - 2)), dense, fill)
-    return out, level.lengths.astype(jnp.int64)
+    return _one_row_each(x, out), _one_row_each(x, level.lengths.astype(jnp.int64))
+
+
+def _one_row_each(x: Ragged, values: Any) -> Any:
+    """Return values, a row for each sequence of the last level of `x`, as rows without a LoD."""
+    total = _number_of_sequences(x)
+    return values if total is None else Ragged(values, (), total).refilled()
+
+
+def _number_of_sequences(x: Ragged) -> Any:
+    """Return the number of sequences of the last level, or None if no sequence is padding."""
+    if x.exact:
+        return None
+    return x.last.count if len(x.levels) == 1 else x.levels[-2].offsets[-1]
 
 
 @op(
@@ -414,6 +427,5 @@ def number_like(x: Array, input_dim_idx: int) -> tuple[int, Ragged | None]:
         return x.shape[input_dim_idx], None
     if not x.levels:
         return x.capacity, x
-    total = x.last.count if len(x.levels) == 1 else x.levels[-2].offsets[-1]
-    padded = total is not None and not x.exact
-    return x.last.number, Ragged(x.last.lengths, (), total) if padded else None
+    total = _number_of_sequences(x)
+    return x.last.number, None if total is None else Ragged(x.last.lengths, (), total)

@@ -24,9 +24,10 @@ from jfluid.ir.variable import Parameter
 from jfluid.lod_tensor import LoDTensor
 from jfluid.ops.collective import AXIS
 from jfluid.ops.ragged_dispatch import NeedsExactRows
-from jfluid.parallel import phases, replica_feeds, vmapped_lowering
+from jfluid.parallel import phases, replica_feeds, unrolled_replicas, vmapped_lowering
 from jfluid.parallel.per_replica_state import PER_REPLICA
 from jfluid.parallel.replica_feeds import Uneven
+from jfluid.parallel.unrolled_replicas import OfReplicas
 from jfluid.parallel.vmapped_lowering import Kind, Kinds, NotJoined, apart, total
 
 
@@ -156,6 +157,8 @@ class JoinedReplicas(OneDevice):
         if isinstance(value, Uneven):
             return list(value)
         value = jax.tree.map(np.asarray, value)
+        if isinstance(value, tuple):
+            return [padding.trimmed(part) for part in value]
         if name in self._per_replica[-1]:
             return [padding.trimmed(jax.tree.map(lambda leaf, i=i: leaf[i], value)) for i in range(self._replicas)]
         return [padding.trimmed(value)] * self._replicas
@@ -169,7 +172,9 @@ class JoinedReplicas(OneDevice):
     def known(self, at: int, name: str, value: Any, computed: bool) -> np.ndarray:
         if not computed and name not in self._per_replica[at]:
             return np.asarray(value)
-        return replica_feeds.the_same(name, np.asarray(value))
+        own = np.asarray(value)
+        alike = all(np.array_equal(part, own[0]) for part in own)
+        return np.asarray(own[0]) if alike else own.view(OfReplicas)
 
     def everywhere(self, at: int, value: Any) -> np.ndarray:
         return np.asarray(value)
@@ -284,6 +289,12 @@ class JoinedReplicas(OneDevice):
         if first is not None:
             env.update((n, filter_layouts.given(env[n], o)) for n, o in self.held.items() if n in env)
             first.start(env)
+            if unrolled_replicas.differ(known):
+                unrolled_replicas.check(first.items)
+                run = functools.partial(trace.lower_first, first)
+                found = unrolled_replicas.each(self._replicas, env, stacked, wrapped, known, run)
+                env[first.name] = jax.numpy.stack([f[first.name] for f in found])
+                return env
             kinds = vmapped_lowering.run(
                 first.items, env, wrapped, None, known, self._replicas, stacked, first.refusals
             )
@@ -333,7 +344,11 @@ class JoinedReplicas(OneDevice):
         awaited = update_dependencies.awaited(every)
         start = 0
         for phase in self._phases[at]:
-            if phase.per_replica:
+            if phase.per_replica and unrolled_replicas.differ(known):
+                stacked = unrolled_replicas.run(
+                    phase, env, stacked, key, watch, known, self._replicas, self._own & set(env)
+                )
+            elif phase.per_replica:
                 stacked = self._per_replica_phase(phase, env, stacked, key, watch, known)
             else:
                 waiting = {n - start: names for n, names in awaited.items() if n >= start}

@@ -2,7 +2,7 @@
 
 import functools
 from collections.abc import Mapping, Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any, ClassVar
 
 import jax
@@ -11,7 +11,7 @@ import numpy as np
 from jax import lax
 from jax.sharding import NamedSharding, PartitionSpec
 
-from jfluid import errors, processes
+from jfluid import collective_watch, errors, processes
 from jfluid.compile import trace
 from jfluid.compile.lower import NOTHING, Known
 from jfluid.compile.plan import Plan
@@ -140,10 +140,18 @@ class Replicas(Placement):
         jax.block_until_ready(Replicas._running)
         self._shapes = self._shapes or (segment, jax.tree.map(_shape, (donated, kept, key)))
         try:
-            found, Replicas._running = segment.call(donated, kept, key)
+            with self._watched(segment.at) as watched:
+                found, Replicas._running = segment.call(donated, kept, key)
+                watched.result = Replicas._running
         except NeedsExactRows as error:
             raise replica_feeds.uneven(error, self.sharding.replicas) from error
         return found
+
+    def _watched(self, at: int) -> AbstractContextManager[collective_watch.Call]:
+        """Return the context of a call of segment `at`, which waits for other processes if it sums gradients."""
+        if self.sharding.spans_processes and any(phase.reduced for phase in self._phases[at]):
+            return collective_watch.call(collective_watch.STEP)
+        return nullcontext(collective_watch.Call())
 
     def unpacked(self, results: Any) -> Any:
         found, Replicas._running = results

@@ -24,6 +24,10 @@ This page is for users that look up a name or operator of Fluid. Every public na
 is not in this release raises `UnsupportedError` when it is called or subclassed. Loading a program with missing
 operators raises one error that lists all missing operators. [differences.md](differences.md) lists differences in
 behaviour.
+
+Three groups of names refuse. PSLib's servers were never published. `Compressor` and the search controllers of
+`fluid.contrib.slim` are not in this release. `load_op_library` loads operators compiled for Fluid, which call Fluid's
+C++ framework.
 """
 _ON_GPUS = """
 ### On GPUs

@@ -289,3 +289,33 @@ def test_names_that_scripts_import(name):
     if name in ABSENT:
         with pytest.raises(errors.UnsupportedError, match=rf"fluid\..*{last}: "):
             found()
+
+
+@pytest.mark.parametrize(
+    "op_type, attrs, slots",
+    [
+        ("mean_grad", {}, {"X"}),
+        ("elementwise_add_grad", {}, {"X", "Y"}),
+        ("mul", {}, set()),
+        ("lookup_table_grad", {"is_sparse": True}, {"W"}),
+        ("sequence_conv_grad", {"paddingTrainable": False}, {"PaddingData"}),
+        ("sequence_conv_grad", {"paddingTrainable": True}, set()),
+    ],
+)
+def test_inputs_whose_values_are_not_needed(op_type, attrs, slots):
+    assert fluid.core.infer_no_need_buffer_slots(op_type, {"X": ["x"]}, {}, attrs) == slots
+
+
+def test_inputs_of_unknown_operators():
+    with pytest.raises(fluid.core.EnforceNotMet, match="nope"):
+        fluid.core.infer_no_need_buffer_slots("nope", {}, {}, {})
+
+
+def test_array_of_feeds():
+    scope, tensor = fluid.Scope(), fluid.LoDTensor()
+    tensor.set(np.ones((2, 3), "float32"), fluid.CPUPlace())
+    fluid.core.set_feed_variable(scope, tensor, "feed", 2)
+    feeds = scope.find_var("feed").get_lod_tensor_array()
+    assert len(feeds) == 3 and feeds[2] is tensor
+    fluid.core.set_feed_variable(scope, tensor, "feed", 0)
+    assert len(feeds) == 3 and feeds[0] is tensor

@@ -1,7 +1,10 @@
 """The profiler: a trace on disk and a table by operator type."""
 
+import ctypes.util
 import gzip
 import json
+import sys
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -94,5 +97,38 @@ def test_bad_arguments(tmp_path):
         profiler.profiler("CPU", "name", str(tmp_path)),
     ):
         pass
-    with pytest.raises(errors.UnsupportedError, match="Nsight"), profiler.cuda_profiler("out"):
+    with pytest.raises(errors.ProgramError, match="must be 'kvp' or 'csv'"), profiler.cuda_profiler("out", "x"):
+        pass
+
+
+@pytest.fixture
+def cuda(monkeypatch):
+    """CUDA's runtime library: its calls, and the code that they return."""
+    calls, code = [], [0]
+    library = SimpleNamespace(
+        cudaProfilerStart=lambda: calls.append("start") or code[0],
+        cudaProfilerStop=lambda: calls.append("stop") or code[0],
+    )
+    monkeypatch.setattr(ctypes.util, "find_library", {"cudart": "libcudart.so"}.get)
+    monkeypatch.setattr(ctypes, "CDLL", {"libcudart.so": library}.get)
+    return SimpleNamespace(calls=calls, code=code)
+
+
+def test_cuda_profiler_encloses_the_block(cuda):
+    with pytest.raises(KeyError), profiler.cuda_profiler("out", "csv"):
+        assert cuda.calls == ["start"]
+        raise KeyError
+    assert cuda.calls == ["start", "stop"]
+
+
+def test_cuda_profiler_without_a_gpu(cuda):
+    cuda.code[0] = 100
+    with pytest.raises(errors.PlaceError, match="cudaProfilerStart .* error 100"), profiler.cuda_profiler("out"):
+        pass
+
+
+def test_cuda_profiler_without_cuda(monkeypatch):
+    monkeypatch.setattr(ctypes.util, "find_library", lambda name: None)
+    monkeypatch.setattr(sys, "path", [])
+    with pytest.raises(errors.DependencyError, match="libcudart"), profiler.cuda_profiler("out"):
         pass

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 import jfluid as fluid
-from jfluid import errors, processes
+from jfluid import collective_watch, errors, processes
 from tests.launch_case import launched
 from tests.parity.parallel import train
 from tests.ports import free_port
@@ -129,6 +129,7 @@ def test_an_address_of_another_machine_is_refused(address, monkeypatch):
     asked = []
     monkeypatch.setattr(jax.distributed, "initialize", lambda *arguments, **named: asked.append(named))
     monkeypatch.setattr(processes, "_joined", None)
+    monkeypatch.setattr(collective_watch, "start", lambda rank: None)  # there is no coordinator
     monkeypatch.setenv("JAX_COORDINATOR_BIND_ADDRESS", "127.0.0.1:3")
     monkeypatch.setenv("JFLUID_JOINED", "0")  # which this joining sets
     processes.join([f"{address}:1", "127.0.0.1:2"], 0)

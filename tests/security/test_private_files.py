@@ -42,6 +42,7 @@ SHARED = {
     "files.variables": "folders of models",
     "fleet.numbered_checkpoints": "models",
     "fleet.filesystem": "what the user copies",
+    "fleet.fleet_util": "program files that the user asked for",
     "fleet.hdfs": "what the user copies",
     "launch.output": "writes to the launcher's own streams",
     "security.private_files": "the functions that give a mode",
@@ -108,6 +109,7 @@ def test_each_module_that_makes_files_says_for_whom():
 
 # What can act when it is read from a file, and why it may be where it is.
 READ = {
+    "profiler": "CUDA's runtime library, of the system or of an installed package",
     "feeding.worker": "loads from a pipe of its own child",
     "compat.dataset.common": "loads data alone, or files of `open_trusted`",
     "compile.runtime.executable_cache": "loads what kept_files.read gives",

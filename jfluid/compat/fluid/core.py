@@ -8,6 +8,8 @@ from typing import Any
 from jfluid import errors, flags
 from jfluid.compat.fluid.core_ops import Operators
 from jfluid.compat.fluid.framework import get_all_op_protos
+from jfluid.compat.fluid.no_need_buffers import infer_no_need_buffer_slots
+from jfluid.lod_tensor import LoDTensor
 from jfluid.places import Place
 from jfluid.scope import Scope, ScopeVariable
 
@@ -21,8 +23,10 @@ __all__ = [
     "_throw_error_if_process_failed",
     "get_all_op_protos",
     "globals",
+    "infer_no_need_buffer_slots",
     "init_devices",
     "ops",
+    "set_feed_variable",
     "set_num_threads",
 ]
 
@@ -79,6 +83,16 @@ class _Flags(MutableMapping[str, Any]):
 def globals() -> MutableMapping[str, Any]:
     """Return all flags, to be read and set by name."""
     return _Flags()
+
+
+def set_feed_variable(scope: Scope, tensor: LoDTensor, name: str, index: int) -> None:
+    """Put a tensor at a place of the array of feeds that a variable of the scope holds; the array grows to that place.
+
+    `Executor.run` takes its feeds as an argument, and reads no such array.
+    """
+    feeds = scope.var(name).get_lod_tensor_array()
+    feeds.extend(LoDTensor() for _ in range(index + 1 - len(feeds)))
+    feeds[index] = tensor
 
 
 def set_num_threads(number: int) -> None:

@@ -11,7 +11,7 @@ import jax
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from jfluid import processes
+from jfluid import collective_watch, processes
 from jfluid.compile.plan import Item
 from jfluid.compile.runtime.executables import Executables
 from jfluid.compile.runtime.options import options
@@ -27,10 +27,16 @@ class CollectiveJit:
     Args:
         function: `(donated, kept, key)` -> a tree of arrays.
         device: the device of this process.
+        kind: the kind of the calls, for `collective_watch`.
     """
 
-    def __init__(self, function: Callable[[tuple[Any, ...], tuple[Any, ...], Any], Any], device: jax.Device):
-        self._function = function
+    def __init__(
+        self,
+        function: Callable[[tuple[Any, ...], tuple[Any, ...], Any], Any],
+        device: jax.Device,
+        kind: str = collective_watch.STEP,
+    ):
+        self._function, self._kind = function, kind
         self._home = jax.sharding.SingleDeviceSharding(device)
         self._mesh = Mesh(np.array(processes.all_devices([device])), (AXIS,))
         self._divided = NamedSharding(self._mesh, PartitionSpec(AXIS))
@@ -43,7 +49,11 @@ class CollectiveJit:
         scalars = tuple(tuple(np.ndim(leaf) == 0 for leaf in jax.tree.leaves(a)) for a in arguments)
         if scalars not in self._programs:
             self._programs[scalars] = self._compiled(scalars)
-        return self._programs[scalars](jax.tree.map(self._lifted, arguments))
+        lifted = jax.tree.map(self._lifted, arguments)
+        with collective_watch.call(self._kind) as watched:
+            found = self._programs[scalars](lifted)
+            watched.result = next(iter(jax.tree.leaves(found)), None)
+        return found
 
     def _lifted(self, own: Any) -> jax.Array:
         """Return the global array that has the local array as its part."""

@@ -164,6 +164,8 @@ class Executables:
             try:
                 return found.run(*arguments)
             except (TypeError, ValueError):  # it has not run: the arguments have a different form
+                if any(isinstance(leaf, jax.Array) and leaf.is_deleted() for leaf in jax.tree.leaves(arguments)):
+                    raise  # it has run, and lost the other processes
                 if found.forms == _forms(arguments):
                     self.forget(found)  # the arguments are on a different device
         return self._run_other(arguments)

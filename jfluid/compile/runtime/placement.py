@@ -11,7 +11,7 @@ from typing import Any, Protocol
 import jax
 import numpy as np
 
-from jfluid import errors, processes
+from jfluid import collective_watch, errors, processes
 from jfluid.compile import trace
 from jfluid.compile.dynamic_shapes.stream import FeedShares
 from jfluid.compile.lower import NOTHING, Known
@@ -26,6 +26,7 @@ from jfluid.compile.runtime.host import Host
 from jfluid.compile.runtime.options import options
 from jfluid.compile.runtime.slots import Batch
 from jfluid.host import aligned_memory, collector
+from jfluid.ir.operator import OpRole
 from jfluid.lod_tensor import LoDTensor, whole
 from jfluid.ops.collective import AXIS
 from jfluid.ops.ragged import Ragged
@@ -441,11 +442,12 @@ class Processes(OneDevice):
         return found
 
     def compiled(self, at: int, function: Function) -> Function:
-        return (
-            collective_jit.CollectiveJit(function, self.device)
-            if self.plan.segments[at].collective
-            else super().compiled(at, function)
-        )
+        segment = self.plan.segments[at]
+        if not segment.collective:
+            return super().compiled(at, function)
+        trains = any(op.attrs.get("op_role", 0) & OpRole.Optimize for _, op, _ in segment.ops)
+        kind = collective_watch.STEP if trains else collective_watch.RUN
+        return collective_jit.CollectiveJit(function, self.device, kind)
 
     def executables(self, at: int, fresh: Callable[[], Function], entry: Entry | None = None) -> Function:
         if self.plan.segments[at].collective:

@@ -10,6 +10,7 @@ import pytest
 import jfluid as fluid
 from jfluid import errors, layers
 from jfluid.compile.runtime import specialize
+from jfluid.parallel import replica_feeds
 from tests.layers.run import run
 
 X = np.arange(24, dtype="float32").reshape(2, 3, 4)
@@ -139,8 +140,10 @@ def test_replicas_that_are_fed_alike(monkeypatch):
     assert found.shape == (4, 1)
     (found,) = exe.run(program, feed=[part | {"a": number(2)}] * 2, fetch_list=[y])
     assert found.shape == (4, 2)
+    (found,) = exe.run(program, feed=[part, part | {"a": number(2)}], fetch_list=[y], return_merged=False)
+    assert [f.shape for f in found] == [(2, 1), (2, 2)]
     with pytest.raises(errors.UnsupportedError, match=r"a: .*differs by replica \(\[\[1\], \[2\]\]\)"):
-        exe.run(program, feed=[part, part | {"a": number(2)}], fetch_list=[y])
+        replica_feeds.the_same("a", np.array([[1], [2]]))  # replicas on devices of their own
 
 
 def test_a_slice_that_grows_in_a_loop():
