@@ -115,8 +115,10 @@ def arguments_parser() -> argparse.ArgumentParser:
         "models",
         nargs="+",
         metavar="[NAME=]FOLDER",
-        help="folder of save_inference_model, or a folder of numbered folders, one for each version; "
-        "the first model answers /predict",
+        help=(
+            "folder of save_inference_model, or a folder of numbered folders, one for each version; "
+            "the first model answers /predict"
+        ),
     )
     add_file_arguments(parser)
     add_allow_argument(parser)

@@ -1,6 +1,7 @@
 """Pages of Fluid's public names, one for each object: the site's hook (site_hook.py) makes them when the site is built.
 
-A page has the signature, the docstring by sections, the example of examples/names, differences from Fluid and the source.
+A page has the signature, the docstring by sections, the example of examples/names, differences from Fluid and the
+source.
 """
 
 import functools
