@@ -1,8 +1,9 @@
 """Blocks as SVG drawings, without Graphviz: operators in layers, each below all that it reads from."""
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from html import escape
-from typing import Any, NamedTuple, Protocol
+from typing import Any, Protocol
 
 from jfluid.ir.folding import runs
 from jfluid.printable import printable
@@ -69,7 +70,8 @@ def block_to_svg(block: Block, most: int | None = None) -> str:
     )
 
 
-class _Part(NamedTuple):
+@dataclass
+class _Part:
     """Some operators of a block."""
 
     ops: list[Any]
@@ -78,7 +80,8 @@ class _Part(NamedTuple):
 
 def variable_to_svg(block: Block, name: str, most: int | None = None) -> str:
     """Return the operators of the block from which a variable is computed as an SVG document."""
-    kept, wanted = [], {name}
+    kept: list[Any] = []
+    wanted = {name}
     for op in reversed(block.ops):
         if wanted & set(op.output_arg_names):
             wanted |= set(op.input_arg_names)

@@ -118,7 +118,7 @@ def _escaped(text: str) -> str:
 
 def _about(value: Any) -> str:
     """Return the docstring as Markdown, its sections under headings, its links relative to the page."""
-    text = re.sub(r"\]\((?:docs/)?([\w/]+\.md)", r"](../../\1", _doc(value))
+    text = _linked(_doc(value))
     cuts = [*_SECTION.finditer(text)]
     parts = [_paragraphs(text[: cuts[0].start()] if cuts else text)]
     for cut, end in zip(cuts, [*(c.start() for c in cuts[1:]), len(text)]):
@@ -130,6 +130,11 @@ def _about(value: Any) -> str:
         if rest := after.rstrip("\x00").strip():
             parts.append(_paragraphs(rest, first=False))
     return "\n".join(filter(None, parts))
+
+
+def _linked(text: str) -> str:
+    """Return text of a page of docs/ with its links relative to a page of a name."""
+    return re.sub(r"\]\((?:docs/)?([\w/]+\.md)", r"](../../\1", text)
 
 
 def _paragraphs(text: str, first: bool = True) -> str:
@@ -184,7 +189,7 @@ def _differences(names: list[str]) -> str:
             used |= {use.partition(".")[0] for place in difference.get("found", []) for use in place.get("assigns", [])}
             if paths & used or any(f"`{path}`" in difference["text"] for path in paths):
                 found.append("- " + difference["text"].strip().replace("\n", "\n  "))
-    text = "\n".join(found) or "None is known; [differences](../../differences.md) has the general ones."
+    text = _linked("\n".join(found)) or "None is known; [differences](../../differences.md) has the general ones."
     return f"## Differences from Fluid 1.8.5\n\n{text}\n"
 
 
