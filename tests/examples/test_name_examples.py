@@ -45,8 +45,12 @@ def test_example(example, tmp_path, monkeypatch):
         compile(example.text, example.file, "exec")
         return
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(os, "environ", os.environ.copy())
-    lines = printed(example)
+    before = dict(os.environ)
+    try:
+        lines = printed(example)
+    finally:
+        os.environ.clear()
+        os.environ.update(before)
     assert [text for text in example.printed() if text not in lines] == [], lines
 
 
