@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Sequence
+from html import escape
 from typing import Any, Protocol
 
 import jax
@@ -37,6 +38,7 @@ class Pending(Protocol):
         """Wait for the values and `settle` the tensors, also before raising an error of the computation."""
 
 
+_MOST_ROWS = 20  # of a tensor's table in a notebook
 # Fluid's names of element types in the text of a tensor, where they differ from NumPy's
 _PRINTED_TYPES = {
     "float32": "float",
@@ -313,8 +315,30 @@ class LoDTensor:
             f"\tdata: [{' '.join(map(shown.format, value.ravel().tolist()))}]\n"
         )
 
+    def _repr_html_(self) -> str:
+        """Return a table for notebooks: the first sequences with their lengths, or the first rows."""
+        if self.value is None:
+            return f"<code>{escape(repr(self))}</code>"
+        value = np.asarray(self.value)
+        offsets = self.lod()[-1] if self.lod() else range(len(value) + 1 if value.ndim else 0)
+        shown, number = offsets[: _MOST_ROWS + 1], len(offsets) - 1
+        rows = [
+            f"<tr><td>{i}</td><td>{stop - start}</td><td><code>{escape(_abridged(value[start:stop]))}</code></td></tr>"
+            for i, (start, stop) in enumerate(zip(shown, shown[1:], strict=False))
+        ]
+        more = f"<tr><td colspan=3>and {number - _MOST_ROWS} more</td></tr>" if number > _MOST_ROWS else ""
+        whole = "" if value.ndim else f"<tr><td colspan=3><code>{escape(_abridged(value))}</code></td></tr>"
+        heading = "".join(f"<th>{title}</th>" for title in ("sequence" if self.lod() else "row", "rows", "values"))
+        body = "".join(rows)
+        return f"<code>{escape(repr(self))}</code><table><tr>{heading}</tr>{body}{more}{whole}</table>"
+
 
 Tensor = LoDTensor
+
+
+def _abridged(value: np.ndarray) -> str:
+    """Return the first elements of an array on one line."""
+    return np.array2string(value, threshold=12, edgeitems=2, precision=4, max_line_width=10**6).replace("\n", "")
 
 
 class SelectedRows:

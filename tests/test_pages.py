@@ -67,3 +67,6 @@ def test_the_site_is_built_without_warnings(tmp_path):
     # with --quiet warnings would not count
     assert result.returncode == 0, result.stdout + result.stderr
     assert 'id="jfluid.layers.nn.fc"' in (tmp_path / "api" / "layers" / "index.html").read_text()
+    name = (tmp_path / "api" / "names" / "layers.fc" / "index.html").read_text()
+    assert "fluid.layers.fc" in name and 'id="example"' in name
+    assert "names/layers.fc/" in (tmp_path / "api" / "names" / "index.html").read_text()

@@ -117,42 +117,47 @@ def arguments_parser() -> argparse.ArgumentParser:
         nargs="+",
         metavar="[NAME=]FOLDER",
         help=(
-            "folder of save_inference_model, or of numbered folders, one for each version; the first one answers "
-            "/predict"
+            "folder of save_inference_model, or a folder of numbered folders, one for each version; "
+            "the first model answers /predict"
         ),
     )
     add_file_arguments(parser)
     add_allow_argument(parser)
-    parser.add_argument("--port", type=int, default=8866, help="default %(default)s; 0: any")
+    parser.add_argument("--port", type=int, default=8866, help="default %(default)s; 0 takes any free port")
     parser.add_argument(
         "--host",
         default="127.0.0.1",
-        help="default %(default)s: this machine only; there is no login",
+        help="address of the server (default %(default)s: clients of this machine only; the server has no login)",
     )
     defaults = Limits()
     for name, type_, default, text in (
-        ("--max-batch", positive, 64, "rows that run together"),
-        ("--max-delay", seconds, 2.0, "ms that a request waits for others"),
-        ("--max-bytes", positive, defaults.bytes, "of a request, and of its answer's arrays"),
-        ("--max-rows", positive, defaults.rows, "of a request"),
-        ("--max-elements", positive, defaults.elements, "numbers and lists of a request"),
-        ("--max-held", positive, defaults.held, "bytes of all large requests under way"),
-        ("--max-connections", positive, defaults.connections, "at a time"),
-        ("--timeout", timeout, defaults.seconds, "seconds that a client may have others wait"),
+        ("--max-batch", positive, 64, "maximum rows of a batch"),
+        ("--max-delay", seconds, 2.0, "maximum ms that the first request of a batch waits for further requests"),
+        ("--max-bytes", positive, defaults.bytes, "maximum bytes of a request, and of the arrays of an answer"),
+        ("--max-rows", positive, defaults.rows, "maximum rows of a request"),
+        ("--max-elements", positive, defaults.elements, "maximum numbers and lists in a request"),
+        ("--max-held", positive, defaults.held, "maximum bytes of all large requests in progress"),
+        ("--max-connections", positive, defaults.connections, "maximum connections at a time"),
+        (
+            "--timeout",
+            timeout,
+            defaults.seconds,
+            "seconds after which a client that sends or receives nothing is disconnected",
+        ),
     ):
         parser.add_argument(name, type=type_, default=default, help=f"{text} (default %(default)s)")
     parser.add_argument(
         "--warm-up-length",
         type=positive,
         default=8,
-        help="length of the sequences for which programs are compiled at the start (default %(default)s)",
+        help="length of the sequences that warm-up batches have (default %(default)s)",
     )
     parser.add_argument(
         "--poll",
         type=seconds,
         default=0.0,
-        help="seconds between two looks for new versions (default: none; SIGHUP asks for one)",
+        help="seconds between two checks for new versions (default: no checks; SIGHUP requests a check)",
     )
-    parser.add_argument("--access-log", action="store_true", help="a line of JSON on stderr for each request")
-    parser.add_argument("--gpu", type=int, help="the GPU to run on; by default the CPU")
+    parser.add_argument("--access-log", action="store_true", help="write a line of JSON to stderr for each request")
+    parser.add_argument("--gpu", type=int, help="number of the GPU that runs the models (default: the CPU)")
     return parser

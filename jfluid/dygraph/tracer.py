@@ -75,6 +75,11 @@ class Tracer:
         self.records = False
 
     @property
+    def observed(self) -> bool:
+        """True if a `Recording` notes each operator."""
+        return "call" in vars(self)
+
+    @property
     def _train_mode(self) -> bool:
         """True if gradients are recorded; for layers of scripts."""
         return self.records

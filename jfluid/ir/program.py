@@ -13,12 +13,11 @@ from jfluid.ir.descs import ProgramDesc
 from jfluid.ir.operator import Operator, OpRole
 from jfluid.ir.pipeline import PipelineOptions
 from jfluid.ir.streams import Streams
-from jfluid.ir.svg import block_to_svg
+from jfluid.ir.svg import MOST_DRAWN, block_to_svg
 from jfluid.ir.variable import EMPTY_NAME, Parameter, Variable, grad_name
 
 # Attributes that say where an operator came from, and change nothing. (Roles do: data parallelism
 # goes by them.)
-_MOST_DRAWN = 200  # operators
 _DESCRIPTIVE = frozenset({"op_callstack", "op_namescope", "op_device"})
 
 _RELEASE = 1_008_005  # version in programs made here: Fluid 1.8.5
@@ -370,7 +369,7 @@ class Program:
 
     def _repr_svg_(self) -> str:
         """Draw the global block in a notebook; more than 200 operators are folded by name scope."""
-        return block_to_svg(self.global_block(), _MOST_DRAWN)
+        return block_to_svg(self.global_block(), MOST_DRAWN)
 
     def to_message(self) -> pb.ProgramDesc:
         """Return the program in Fluid's format of program files.

@@ -1,11 +1,14 @@
 """Blocks as SVG drawings, without Graphviz: operators in layers, each below all that it reads from."""
 
+from collections.abc import Callable
+from dataclasses import dataclass
 from html import escape
 from typing import Any, Protocol
 
 from jfluid.ir.folding import runs
 from jfluid.printable import printable
 
+MOST_DRAWN = 200  # operators of a drawing in a notebook; more are folded by name scope
 _WIDTH, _LINE, _GAP_X, _GAP_Y, _MARGIN = 210, 15, 24, 44, 20
 _SWEEPS = 4  # over the layers, each of which brings operators nearer to what they are joined to
 _LONGEST = 30  # characters of a line
@@ -65,6 +68,25 @@ def block_to_svg(block: Block, most: int | None = None) -> str:
             "",
         ]
     )
+
+
+@dataclass
+class _Part:
+    """Some operators of a block."""
+
+    ops: list[Any]
+    find_var_recursive: Callable[[str], Any]
+
+
+def variable_to_svg(block: Block, name: str, most: int | None = None) -> str:
+    """Return the operators of the block from which a variable is computed as an SVG document."""
+    kept: list[Any] = []
+    wanted = {name}
+    for op in reversed(block.ops):
+        if wanted & set(op.output_arg_names):
+            wanted |= set(op.input_arg_names)
+            kept.insert(0, op)
+    return block_to_svg(_Part(kept, block.find_var_recursive), most)
 
 
 def _nodes(block: Block, most: int | None) -> list[_Node]:

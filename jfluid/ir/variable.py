@@ -9,6 +9,7 @@ from jfluid.errors import DygraphError
 from jfluid.ir import codec, unique_name
 from jfluid.ir import framework_pb2 as pb
 from jfluid.ir.descs import VarDesc
+from jfluid.ir.svg import MOST_DRAWN, variable_to_svg
 from jfluid.ir.types import EMPTY_NAME as EMPTY_NAME
 from jfluid.ir.types import VarType, np_dtype, var_type
 from jfluid.printable import printable
@@ -236,6 +237,10 @@ class Variable:
 
     def __str__(self) -> str:
         return self.to_string(True)
+
+    def _repr_svg_(self) -> str:
+        """Draw the operators that compute the variable in a notebook; more than 200 are folded by name scope."""
+        return variable_to_svg(self.block, self.name, MOST_DRAWN)
 
     if TYPE_CHECKING:  # jfluid.layers.math_op_patch installs these; == and != build operators too
 

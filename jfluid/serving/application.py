@@ -63,7 +63,7 @@ def application(models: Models, poll: float = 0.0) -> Starlette:
 
     Args:
         models: that answer.
-        poll: seconds between two looks for new versions; 0 for none. SIGHUP asks for one at any time.
+        poll: seconds between two checks for new versions; 0 for no checks. SIGHUP requests a check.
     """
 
     async def refuse(request: Request, error: Exception) -> Response:

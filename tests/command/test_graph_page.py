@@ -66,6 +66,21 @@ def test_notebooks_draw_programs():
     assert str(network(3)).startswith("blocks {")  # as Fluid prints it
 
 
+def test_notebooks_draw_the_operators_of_a_variable():
+    main, startup = fluid.Program(), fluid.Program()
+    with fluid.program_guard(main, startup):
+        x = fluid.data("x", [None, 2], "float32")
+        y = fluid.layers.relu(fluid.layers.fc(x, 3))
+        fluid.layers.scale(y, 2.0)
+    titles = [e.text for e in ET.fromstring(y._repr_svg_()).iter("{http://www.w3.org/2000/svg}title")]
+    assert [title.split("\n")[0] for title in titles] == ["x", "mul", "elementwise_add", "relu"]
+    assert len(list(ET.fromstring(x._repr_svg_()).iter("{http://www.w3.org/2000/svg}title"))) == 0
+    with fluid.program_guard(main, startup):
+        for _ in range(300):
+            y = fluid.layers.relu(y)
+    assert len(list(ET.fromstring(y._repr_svg_()).iter("{http://www.w3.org/2000/svg}title"))) <= 201
+
+
 def test_names_are_text():
     main = network(1)
     main.global_block().create_var(name=HOSTILE, shape=[1], dtype="float32")

@@ -26,7 +26,7 @@ OUTPUT = "save_infer_model/scale_0.tmp_0"
 
 
 @contextlib.contextmanager
-def served(folders=None, limits=None, **options):
+def served(folders=None, limits=None, poll=0.0, **options):
     """The address at which models, or the golden one, are served."""
     resources = Resources(limits or Limits(bytes=1 << 20))
     settings = {"largest": 8, "delay": 0.2} | options
@@ -36,7 +36,7 @@ def served(folders=None, limits=None, **options):
 
     models = Models(folders or {"golden": str(GOLDEN)}, load, resources)
     with listen("127.0.0.1", 0) as socket:
-        serving = server(models)
+        serving = server(models, poll)
         thread = threading.Thread(target=serving.run, kwargs={"sockets": [socket]})
         thread.start()
         try:

@@ -9,6 +9,7 @@ import sys
 import threading
 import time
 
+import jax
 import jsonschema
 import numpy as np
 import pytest
@@ -17,6 +18,8 @@ from jfluid import command, errors, flags
 from jfluid.command import serve
 from jfluid.command.serve import named
 from jfluid.exports.model import LoadedModel
+from jfluid.serving.requests import Limits
+from jfluid.serving.service import Resources, Service
 from tests.command.test_serve import GOLDEN, OUTPUT, asked, images, served
 
 SCALED = "scaled"
@@ -242,11 +245,47 @@ def test_versions_are_loaded_without_a_lost_request(tmp_path):
     assert {(line["method"], line["status"]) for line in of_clients} == {("POST", 200)}
 
 
+def test_new_versions_are_found_by_polling(tmp_path):
+    folder = tmp_path / "model"
+    shutil.copytree(GOLDEN, folder / "1")
+    with served({"m": str(folder)}, poll=0.05) as address:
+        assert json.loads(asked(f"{address}/models")[1])["models"] == {"m": ["1"]}
+        shutil.copytree(GOLDEN, tmp_path / "new")
+        other_parameters(tmp_path / "new")
+        os.rename(tmp_path / "new", folder / "2")
+        wait(lambda: json.loads(asked(f"{address}/models")[1])["models"] == {"m": ["1", "2"]})
+        status, said = ask(address, "/predict")
+    assert status == 200
+    np.testing.assert_allclose(said["outputs"][OUTPUT], given(folder / "2"), atol=1e-6)
+
+
 def wait(condition, seconds=300):
     until = time.monotonic() + seconds
     while not condition():
         assert time.monotonic() < until
         time.sleep(0.05)
+
+
+def test_no_request_waits_for_the_compiler():
+    """Warm-up has compiled the model for batches of all sizes."""
+    compiled = []
+    resources = Resources(Limits())
+    service = Service(LoadedModel(str(GOLDEN)), 8, 0.0, resources)
+
+    def note(event, *_, **__):
+        compiled.append(event)
+
+    jax.monitoring.register_event_duration_secs_listener(note)
+    try:
+        for rows in range(1, 9):
+            service.batcher.submit({"image": images(rows)}, rows).result()
+        assert not [event for event in compiled if "compile" in event]
+        service.model.run({"image": images(70)})  # no size of a batch: the listener works
+        assert [event for event in compiled if "compile" in event]
+    finally:
+        jax.monitoring.unregister_event_duration_listener(note)
+        service.batcher.close()
+        resources.close()
 
 
 def test_served_models_are_compiled_before_the_first_request(monkeypatch, tmp_path):

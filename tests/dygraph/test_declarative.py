@@ -356,6 +356,15 @@ def test_a_traced_layer(tmp_path):
     np.testing.assert_allclose(found, expected[1] + 1.0, rtol=1e-5)
 
 
+@pytest.mark.parametrize("time", range(3))
+def test_a_layer_is_traced_although_its_operators_could_be_replayed(time):
+    with guard():
+        net = Linear(3, 2)
+        found, traced = TracedLayer.trace(net, [to_variable(X)])
+        assert [op.type for op in traced.program.global_block().ops] == ["matmul", "elementwise_add"]
+        np.testing.assert_allclose(traced([X])[0], found.numpy(), rtol=1e-5)
+
+
 def test_sparse_look_ups_keep_sparse_gradients():
     class Looking(Layer):
         def __init__(self):

@@ -151,3 +151,13 @@ def test_a_tensor_tells_its_place():
     place = tensor._place()
     assert place.is_cpu_place() and not place.is_gpu_place() and not place.is_cuda_pinned_place()
     assert place._equals(fluid.CPUPlace()) and not place._equals(fluid.CUDAPinnedPlace())
+
+
+def test_notebooks_show_tensors_as_tables():
+    tensor = fluid.create_lod_tensor(np.float32([[1], [2], [3]]), [[2, 1]], fluid.CPUPlace())
+    shown = tensor._repr_html_()
+    assert "lod=[[0, 2, 3]]" in shown and "<td>0</td><td>2</td><td><code>[[1.] [2.]]</code></td>" in shown
+    many = fluid.LoDTensor(np.zeros([50, 1000], "float32"))._repr_html_()
+    assert many.count("<tr>") == 1 + 20 + 1 and "and 30 more" in many and len(many) < 5000
+    assert "uninitialized" in fluid.LoDTensor()._repr_html_()
+    assert "<code>7</code>" in fluid.LoDTensor(np.int64(7))._repr_html_()

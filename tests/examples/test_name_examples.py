@@ -1,0 +1,81 @@
+"""Examples of Fluid's public names (examples/names) run, and print the texts of their comments.
+
+All run in one process: each has its own programs, scope, names, folder and environment variables.
+"""
+
+import contextlib
+import io
+import os
+import runpy
+from pathlib import Path
+
+import pytest
+
+import jfluid as fluid
+from jfluid import surface
+from scripts.pages import examples_of_names
+from scripts.pages.examples_of_names import Example
+from scripts.pages.public_names import index, page, public_names, unknown_names
+
+EXAMPLES = list(examples_of_names.examples())
+
+
+def printed(example: Example) -> list[str]:
+    """Run an example in the current folder, and return the lines that it prints."""
+    said = io.StringIO()
+    script = Path("example.py")  # functions that become Programs need their source
+    script.write_text(example.text)
+    with (
+        fluid.program_guard(fluid.Program(), fluid.Program()),
+        fluid.scope_guard(fluid.Scope()),
+        fluid.unique_name.guard(),
+        contextlib.redirect_stdout(said),
+    ):
+        try:
+            runpy.run_path(str(script), run_name="__main__")
+        finally:
+            fluid.disable_dygraph()
+    return said.getvalue().splitlines()
+
+
+@pytest.mark.filterwarnings("ignore:this program is compiled anew for each batch of other lengths:RuntimeWarning")
+@pytest.mark.parametrize("example", EXAMPLES, ids=lambda example: example.names[0])
+def test_example(example, tmp_path, monkeypatch):
+    if example.not_run:
+        compile(example.text, example.file, "exec")
+        return
+    monkeypatch.chdir(tmp_path)
+    before = dict(os.environ)
+    try:
+        lines = printed(example)
+    finally:
+        os.environ.clear()
+        os.environ.update(before)
+    assert [text for text in example.printed() if text not in lines] == [], lines
+
+
+def test_each_public_name_has_an_example_that_uses_it():
+    """`public_names` raises for a name without an example."""
+    found = [name for one in public_names() for name in one.names]
+    assert len(found) == len(set(found)) == sum(map(len, surface.NAMES.values()))
+    assert list(unknown_names()) == []
+    for example in EXAMPLES:
+        for name in example.names:
+            last = name.rpartition(".")[2]
+            assert last in example.text, name
+
+
+def test_few_examples_are_not_run():
+    assert sum(bool(example.not_run) for example in EXAMPLES) <= 4
+    assert sum(len(example.printed()) for example in EXAMPLES) > 500
+
+
+def test_pages_have_their_sections():
+    pages = {one.names[0]: page(one) for one in public_names()}
+    fc = pages["fluid.layers.fc"]
+    for heading in ("Arguments", "Result", "Errors", "Accepted types", "Example", "Differences from Fluid", "Source"):
+        assert f"## {heading}" in fc
+    assert "size: int," in fc and "jfluid/layers/nn.py" in fc
+    assert "AdamOptimizer" in pages["fluid.optimizer.Adam"]
+    assert all("## Example" in text for text in pages.values())
+    assert "[`fc`](names/layers.fc.md)" in index()
