@@ -1,7 +1,8 @@
 """Write jfluid/layers/argument_types.txt: which types and dtypes the real Fluid's layers accept.
 
 Fluid's layers call three functions that check arguments, or raise TypeError or ValueError after `isinstance`.
-This reads the calls and conditions, and writes the facts: the layer, its argument, the types, the dtypes. Run with Python 3.9 or newer, from the project's root:
+This reads the calls and conditions, and writes the facts: the layer, its argument, the types, the dtypes.
+Run with Python 3.9 or newer, from the project's root:
 python -m tests.oracle.argument_types FOLDER_OF_PADDLE_FLUID
 """
 
