@@ -28,7 +28,8 @@ if jax.__version_info__ < (0, 11):
     QUICK += " --xla_cpu_use_fusion_emitters=false"
 FLAGS = os.environ.get("XLA_FLAGS", "").removeprefix(QUICK).strip()
 os.environ["XLA_FLAGS"] = f"{QUICK} {FLAGS}"
-# Tests hold what is compiled, and its numbers must not depend on the clock. tests/numpy_steps interprets the same steps.
+# Tests hold what is compiled, and its numbers must not depend on the clock. tests/numpy_steps interprets the same
+# steps.
 os.environ.setdefault("FLAGS_interpret_first_steps", "0")
 # Processes share the processors: XLA's threads may run on any of them.
 os.environ.setdefault("JFLUID_BIND_THREADS", "0")

@@ -186,8 +186,8 @@ def test_jobs_of_2_and_of_200_ranks(page, tmp_path, ranks, size, scheme):
         assert "backward: 1 operator reads forward" in tree and f"{TEXT}: 2 operators" in tree
         contrast = page.run(
             "const c = (n) => getComputedStyle(document.documentElement).getPropertyValue(n).trim().slice(1);"
-            "const f = (h) => (h.length === 3 ? [...h].map((x) => x + x) : h.match(/../g)).map((x) => parseInt(x, 16) / 255)"
-            ".map((v) => v <= .03928 ? v / 12.92 : ((v + .055) / 1.055) ** 2.4);"
+            "const f = (h) => (h.length === 3 ? [...h].map((x) => x + x) : h.match(/../g)).map((x) => parseInt(x, 16) "
+            "/ 255).map((v) => v <= .03928 ? v / 12.92 : ((v + .055) / 1.055) ** 2.4);"
             "const l = (h) => { const [r, g, b] = f(h); return .2126 * r + .7152 * g + .0722 * b; };"
             "return ['--text', '--quiet', '--bad', '--good', '--warn', '--accent'].map((n) => {"
             "const [a, b] = [l(c(n)), l(c('--card'))].sort((x, y) => y - x); return (a + .05) / (b + .05); });"
@@ -204,8 +204,10 @@ def test_the_page_by_keyboard_and_for_screen_readers(page, tmp_path):
         )
         assert page.text("#charts .read") == "1 at step 0"
         unnamed = page.run(
-            "return [...document.querySelectorAll('button, select, input, canvas, section, [role=region]')].filter((e) => "
-            "!e.hidden && !e.closest('[hidden]') && !e.getAttribute('aria-label') && !e.getAttribute('aria-labelledby') && "
+            "return [...document.querySelectorAll('button, select, input, canvas, section, "
+            "[role=region]')].filter((e) => "
+            "!e.hidden && !e.closest('[hidden]') && !e.getAttribute('aria-label') && "
+            "!e.getAttribute('aria-labelledby') && "
             "!e.closest('label') && !e.innerText).map((e) => e.outerHTML.slice(0, 80))"
         )
         assert unnamed == []

@@ -219,7 +219,7 @@ def test_a_member_that_is_missing_or_a_link_is_named(tmp_path):
         link.type, link.linkname = tarfile.SYMTYPE, "circle"
         archive.addfile(link)
     with archives.open_tar(str(path)) as archive:
-        with pytest.raises(DataError, match="some.tar: holds no words; it is another archive"):
+        with pytest.raises(DataError, match="some.tar: holds no words; it is a different archive"):
             archives.member(archive, "words")
         with pytest.raises(DataError, match="some.tar: circle is no file"):
             archives.member(archive, "circle")
@@ -279,7 +279,7 @@ def test_a_rar_archive_is_not_unpacked_outside_of_its_folder(home, monkeypatch):
     path = home / "MQ2007" / "some.rar"
     dataset_files.write_rar(path, [("MQ2007/a", b"a"), ("../../evil", b"evil")])
     monkeypatch.setattr(common, "download", lambda *_: str(path))
-    with pytest.raises(DataError, match="leads out of its folder"):
+    with pytest.raises(DataError, match="leads out of the archive's folder"):
         next(mq2007.train())
     assert sorted(p.name for p in home.rglob("*")) == ["MQ2007", "some.rar"]
 

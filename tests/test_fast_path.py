@@ -3,6 +3,9 @@ the long one.
 """
 
 import gc
+import os
+import sys
+import traceback
 import weakref
 
 import numpy as np
@@ -296,3 +299,28 @@ def test_the_table_is_bounded_and_keeps_no_scope():
     gc.collect()
     assert len(exe.engine.fast_paths._all) <= fast_path._MOST
     assert not any(scope() for scope in scopes)
+
+
+def frames_of(run):
+    """The names of the package's functions on the stack where it is deepest during `run`."""
+    deepest = []
+
+    def watch(frame, event, _):
+        nonlocal deepest
+        if event == "call" and f"{os.sep}jfluid{os.sep}" in frame.f_code.co_filename:
+            stack = [f.f_code.co_qualname for f, _ in traceback.walk_stack(frame) if "jfluid" in f.f_code.co_filename]
+            deepest = max(deepest, [name for name in stack if not name.startswith("<")], key=len)
+
+    sys.setprofile(watch)
+    try:
+        run()
+    finally:
+        sys.setprofile(None)
+    return deepest
+
+
+def test_a_step_is_few_calls_deep(net):
+    assert len(frames_of(lambda: net.run(np.ones((5, 4), "float32"), [net.hidden]))) <= 40  # with tracing
+    assert len(frames_of(lambda: net.run(use_prune=True))) <= 40
+    net.run()
+    assert len(frames_of(net.run)) <= 15

@@ -20,9 +20,9 @@ ENTRY %main (x: f32[4,8], w: f32[8,2]) -> f32[4,2] {
   %w = f32[8,2]{1,0} parameter(1)
   %copy.1 = f32[4,8]{1,0} copy(%x)
   %tuple.2 = (f32[4,8]{1,0}, f32[8,2]{1,0}) tuple(%x, %w), metadata={op_name="jit(f)/sum/tuple"}
-  ROOT %fusion = f32[4,2]{1,0} fusion(%copy.1, %w), kind=kOutput, calls=%fused_computation, metadata={op_name="jit(f)/r/x"}
+  ROOT %fusion = f32[4,2]{1,0} fusion(%copy.1, %w), kind=kOutput, calls=%fused_computation, METADATA
 }
-""".replace("PRODUCT", PRODUCT)
+""".replace("PRODUCT", PRODUCT).replace("METADATA", 'metadata={op_name="jit(f)/r/x"}')
 
 
 def test_a_fusion_is_shared_by_the_cost_of_its_operators():

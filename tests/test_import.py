@@ -26,7 +26,7 @@ print(json.dumps({
     "threads": threading.active_count(),
     "handlers": len(logging.getLogger().handlers),
     "interrupt": signal.getsignal(signal.SIGINT) is signal.default_int_handler,
-    "heavy": [name for name in ("flax", "numba", "grpc", "matplotlib", "pydantic", "sklearn", "torch") if name in sys.modules],
+    "heavy": [m for m in ("flax", "numba", "grpc", "matplotlib", "pydantic", "sklearn", "torch") if m in sys.modules],
 }))
 """
 

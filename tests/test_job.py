@@ -209,8 +209,8 @@ def test_yaml_1_2_scalars(text, value):
         (
             "script: train.py\nenv: {A: true}",
             [
-                "job.yaml:2:7: env.A: must be text or a number: an environment variable has no true or false; quote it, "
-                "found True"
+                "job.yaml:2:7: env.A: must be text or a number: an environment variable has no true or false; quote "
+                "it, found True"
             ],
         ),
         (
@@ -273,7 +273,7 @@ def test_gpus(text, gpus):
         ),
         (
             "gpus: 0",
-            "job.yaml:3:1: gpus: must be a positive number of GPUs, a list of them such as [0, 1], or all, found 0",
+            "job.yaml:3:1: gpus: must be a positive number of GPUs, a list such as [0, 1], or all, found 0",
         ),
         (
             "gpus: [1, 1]",

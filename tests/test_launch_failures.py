@@ -43,7 +43,8 @@ def folder(tmp_path, monkeypatch):
 STUBBORN = """
 import subprocess
 signal.signal(signal.SIGTERM, signal.SIG_IGN)
-child = subprocess.Popen([sys.executable, "-c", "import signal, time; signal.signal(15, signal.SIG_IGN); time.sleep(1000)"])
+deaf = "import signal, time; signal.signal(15, signal.SIG_IGN); time.sleep(1000)"
+child = subprocess.Popen([sys.executable, "-c", deaf])
 pathlib.Path(f"child.{rank}").write_text(str(child.pid))
 ready()
 """

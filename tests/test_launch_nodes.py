@@ -343,7 +343,7 @@ def test_without_the_secret_nobody_learns_or_joins(monkeypatch):
     with head(2, port) as (_, agreed, thread):
         with pytest.raises(
             JobError,
-            match=f"host 1 cannot join: who listens at 127.0.0.1:{port} has another secret .* "
+            match=f"host 1 cannot join: the process that listens at 127.0.0.1:{port} does not have .* "
             "the same JFLUID_JOB_TOKEN",
         ):
             follower(1, 2, port, secret="another-secret-of-another").rendezvous([7], lambda: False)

@@ -1,4 +1,4 @@
-"""Nothing of a step that is refused for its values is applied, wherever the step runs: loops, parts between which the host
+"""A step that is refused for its values applies nothing, wherever the step runs: loops, parts between which the host
 runs operators, replicas, predictors, imperative mode.
 """
 

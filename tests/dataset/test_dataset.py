@@ -464,7 +464,8 @@ made.set_filelist([sys.argv[1]] * 4)
 made.set_thread(2)
 made.set_pipe_command("while true; do cat; echo 1 5; sleep 0.01; done")
 print("ready", flush=True)
-fluid.Executor(fluid.CPUPlace()).train_from_dataset(fluid.default_main_program(), made, fetch_list=[loss], print_period=10)
+exe = fluid.Executor(fluid.CPUPlace())
+exe.train_from_dataset(fluid.default_main_program(), made, fetch_list=[loss], print_period=10)
 """
 
 

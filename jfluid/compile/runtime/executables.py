@@ -224,7 +224,7 @@ class Executables:
         return results
 
     def _compilation(self, trace: Callable[[], Any], arguments: Arguments) -> Callable[[], Any]:
-        """Return a function without arguments that compiles: it returns the executable and a callback for the first results.
+        """Return a function that compiles and returns the executable and a callback for first results.
 
         The function does not hold the arguments, unless `trace` does: a step may overwrite these meanwhile.
         """
