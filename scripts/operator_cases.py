@@ -26,8 +26,8 @@ _TESTS = (
     "tests/ops",
     "tests/layers/test_sequence.py",
     "tests/parallel/test_dgc.py",
-    "tests/test_contrib.py",
-    "tests/test_parameter_server_programs.py",
+    "tests/contrib/test_contrib.py",
+    "tests/transpiler/test_parameter_server_programs.py",
 )
 TARGET = Path(__file__).parents[1] / "jfluid" / "check_device" / FILE
 

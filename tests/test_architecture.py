@@ -58,7 +58,7 @@ def test_folders_leave_out_what_is_not_theirs(folder):
 @pytest.mark.parametrize("heavy", ["flax", "matplotlib", "sklearn", "grpc", "numba", "pydantic"])
 def test_heavy_libraries_are_imported_where_they_are_used(heavy):
     # Parameter servers and datasets are imported by none of the rest when it is imported
-    # (test_import.py sees to it).
+    # (tests/modules/test_import.py sees to it).
     used_by = {
         "grpc": ("ps_server",),
         "numba": ("caches/compiled_kernels.py", "ps_server", "dataset", "serving"),
