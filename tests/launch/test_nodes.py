@@ -182,7 +182,7 @@ def test_kubernetes(monkeypatch):
 @pytest.mark.parametrize(
     ("fields", "options", "expected"),
     [
-        ({"nodes": 2}, {}, "2 hosts, but which of them is this? Say --node-rank K"),
+        ({"nodes": 2}, {}, "2 hosts, and the number of this host is unknown: give --node-rank K"),
         ({"nodes": 2}, {"rank": 1}, "where do the hosts meet? Say --coordinator HOST:PORT"),
         (
             {"nodes": 2, "coordinator": "a:7000"},
@@ -227,7 +227,7 @@ def test_a_number_of_hosts_from_outside_says_what_else_is_needed(capfd, monkeypa
     with pytest.raises(JobError) as raised:
         found(environment=hosts)
     assert str(raised.value) == (
-        "jfluid-launch: PADDLE_NUM_TRAINERS says 2 hosts, but which of them is this? Say --node-rank K "
+        "jfluid-launch: PADDLE_NUM_TRAINERS says 2 hosts, and the number of this host is unknown: give --node-rank K "
         "(from 0) on each, and --coordinator HOST:PORT, an address of host 0; or --ips with the "
         "addresses of all"
     )
