@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from jfluid import distributed, errors
+from jfluid import distributed, errors, record
 from jfluid.compile.runtime import memory
 from jfluid.compile.runtime.fetches import names_of
 from jfluid.compiler import resolved
@@ -34,6 +34,7 @@ class Executor:
         self.place = place_to_run(place)
         self.engine = Engine(self.place, runner=distributed.runner)
         self._closed = False
+        record.current()  # so that the first step counts
 
     def close(self) -> None:
         """Leave a job's parameter servers and forget all steps: nothing can be run afterwards."""

@@ -133,7 +133,7 @@ def application(runs: Runs, access: Access | None, port: int) -> ASGIApp:
         return HTMLResponse(exports.page())
 
     def data(request: Request) -> Response:
-        return JSONResponse(runs.everything())
+        return Response(runs.everything(), media_type="application/json")
 
     def events(request: Request) -> Response:
         since = request.query_params.get("since", "")
@@ -141,20 +141,7 @@ def application(runs: Runs, access: Access | None, port: int) -> ASGIApp:
         return StreamingResponse(_events(runs, start), media_type="text/event-stream")
 
     def log(request: Request) -> Response:
-        wanted = request.query_params
-        run = _of(runs, wanted.get("run", "0"))
-        if run is None:
-            return PlainTextResponse("there is no such run", 404)
-        name, text = wanted.get("name"), wanted.get("search", "")
-        if name is None:
-            return JSONResponse({"names": logs.names(run.folder)})
-        try:
-            found = logs.search(run.folder, name, text) if text else logs.tail(run.folder, name)
-        except ValueError as error:
-            return PlainTextResponse(str(error), 404)
-        except OSError as error:
-            return PlainTextResponse(f"{name}: {error.strerror}", 404)
-        return PlainTextResponse(found)
+        return _log(runs, request)
 
     def export(request: Request) -> Response:
         return HTMLResponse(exports.offline(runs), headers=_saved("run.html"))
@@ -192,6 +179,24 @@ def application(runs: Runs, access: Access | None, port: int) -> ASGIApp:
     routes = [Route(path, answer) for path, answer in paths.items()]
     routes.append(Route("/profile", profile, methods=["GET", "POST"]))
     return _Guarded(Starlette(routes=routes), access, f"jfluid-dashboard-{port}")
+
+
+def _log(runs: Runs, request: Request) -> Response:
+    """Return the names of a run's logs, the end of one log, or its lines with a text."""
+    wanted = request.query_params
+    run = _of(runs, wanted.get("run", "0"))
+    if run is None:
+        return PlainTextResponse("there is no such run", 404)
+    name, text = wanted.get("name"), wanted.get("search", "")
+    if name is None:
+        return JSONResponse({"names": logs.names(run.folder)})
+    try:
+        found = logs.search(run.folder, name, text) if text else logs.tail(run.folder, name)
+    except ValueError as error:
+        return PlainTextResponse(str(error), 404)
+    except OSError as error:
+        return PlainTextResponse(f"{name}: {error.strerror}", 404)
+    return PlainTextResponse(found)
 
 
 def _begun(run: Run, request: Request) -> Response:

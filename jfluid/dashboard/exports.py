@@ -5,7 +5,6 @@ import csv
 import functools
 import hashlib
 import io
-import json
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -17,42 +16,65 @@ from jfluid.record import lines
 
 _POINTS = 300_000  # of a page that is kept
 _LOG_BYTES = 16 << 10
+_FOLDER = Path(__file__).with_name("page")
+_STYLE = '<link rel="stylesheet" href="page.css">'
+_SCRIPT = '<script type="module" src="page.js"></script>'
 _DATA = '<script type="application/json" id="data"></script>'
+_IMPORT = re.compile(r'^import \{[^}]*\} from "\./(\w+)\.js";\n', re.MULTILINE)
 # What a spreadsheet would compute.
 _FORMULA = re.compile(r"[=+\-@\t\r]")
 
 
 @functools.cache
 def page() -> str:
-    """Return the page, without data."""
-    return Path(__file__).with_name("page.html").read_text()
+    """Return the page with its style and script in it, without data."""
+    text = (_FOLDER / "page.html").read_text()
+    for tag, filled in ((_STYLE, f"<style>{style()}</style>"), (_SCRIPT, f'<script type="module">{script()}</script>')):
+        assert text.count(tag) == 1
+        text = text.replace(tag, filled)
+    return text
+
+
+@functools.cache
+def style() -> str:
+    """Return the page's style."""
+    return (_FOLDER / "page.css").read_text()
+
+
+@functools.cache
+def script() -> str:
+    """Return the page's modules as one module, so that a page is one file: each module follows its imports."""
+    found: dict[str, str] = {}
+
+    def add(name: str) -> None:
+        text = (_FOLDER / f"{name}.js").read_text()
+        for needed in _IMPORT.findall(text):
+            if needed not in found:
+                add(needed)
+        found[name] = re.sub(r"^export ", "", _IMPORT.sub("", text), flags=re.MULTILINE)
+
+    add("page")
+    return "".join(found.values())
 
 
 @functools.cache
 def policy() -> str:
     """Return the page's content security policy, which allows the script and style of the page only."""
-    hashes = {
-        tag: " ".join(
-            f"'sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}'"
-            for text in re.findall(rf"<{tag}>(.*?)</{tag}>", page(), re.DOTALL)
-        )
-        for tag in ("script", "style")
-    }
     return (
-        f"default-src 'none'; script-src {hashes['script']}; style-src {hashes['style']}; "
+        f"default-src 'none'; script-src {_hash(script())}; style-src {_hash(style())}; "
         "img-src data: blob:; connect-src 'self'; base-uri 'none'; form-action 'none'"
     )
 
 
+def _hash(text: str) -> str:
+    return f"'sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}'"
+
+
 def offline(runs: Runs) -> str:
     """Return the page with all that is known in it, which loads nothing."""
-    data = runs.everything(_POINTS) | {
-        "logs": [
-            {name: logs.tail(run.folder, name, _LOG_BYTES) for name in logs.names(run.folder)} for run in runs.runs
-        ]
-    }
+    tails = [{name: logs.tail(run.folder, name, _LOG_BYTES) for name in logs.names(run.folder)} for run in runs.runs]
     # in a script nothing but its end means anything to HTML
-    text = json.dumps(data, allow_nan=False).replace("<", "\\u003c")
+    text = runs.everything(_POINTS, logs=tails).replace("<", "\\u003c")
     filled = _DATA.replace("></script>", f">{text}</script>")
     meta = f'<meta http-equiv="Content-Security-Policy" content="{policy()}">'
     head, found, rest = page().partition(_DATA)

@@ -63,10 +63,28 @@ def _of_run(run: Run) -> Iterator[Metric]:
         speed = lines.number(report["rate"])
         if speed is not None:
             rate.add_metric([run.name, process, loop], speed)
+    waits = CounterMetricFamily(
+        "jfluid_round_waits",
+        "Rounds of a server that the gradients of this trainer reached last",
+        labels=["run", "process", "trainer"],
+    )
+    waited = CounterMetricFamily(
+        "jfluid_round_wait_seconds",
+        "Seconds between the first gradients of a server's rounds and those of this trainer",
+        labels=["run", "process", "trainer"],
+    )
+    pending = gauge(
+        "round_pending_seconds", "Seconds that a server's next round has waited for this trainer", "trainer"
+    )
+    for process, held in run.waits.items():
+        for trainer, (rounds, seconds_waited, so_far) in held["trainers"].items():
+            waits.add_metric([run.name, process, trainer], rounds)
+            waited.add_metric([run.name, process, trainer], seconds_waited)
+            pending.add_metric([run.name, process, trainer], so_far)
     failures = CounterMetricFamily(
         "jfluid_failures", "Processes, or runs of all processes, that have failed", labels=["run"]
     )
     failures.add_metric([run.name], run.failures)
     dropped = CounterMetricFamily("jfluid_record_lines_missing", "Lines that the record could not take", labels=["run"])
     dropped.add_metric([run.name], run.dropped)
-    yield from (running, starts, memory, seconds, logged, step, rate, failures, dropped)
+    yield from (running, starts, memory, seconds, logged, step, rate, waits, waited, pending, failures, dropped)

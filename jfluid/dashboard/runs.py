@@ -4,6 +4,7 @@ Contents of a record are not trusted: fields of unexpected types are passed over
 """
 
 import json
+import math
 import threading
 import time
 from collections import deque
@@ -19,6 +20,7 @@ from jfluid.record import FOLDER, lines
 _MOST_EVENTS = 5000
 _MOST_SERIES = 5000
 _MOST_COMPILATIONS = 200
+_MOST_WAITS = 100  # trainers that the rounds of a server have waited for
 _MOST_PROGRAMS = 50
 _DEEPEST, _MOST_CHILDREN = 20, 1000  # of a program's graph
 _MOST_HELD, _MOST_OF_ONE = 400_000, 4000  # points of a run, and of one of its names
@@ -74,6 +76,7 @@ class Run:
         self.compilations: deque[Json] = deque(maxlen=_MOST_COMPILATIONS)
         self.programs: dict[str, Json] = {}  # by fingerprint
         self.processes: dict[str, Json] = {}
+        self.waits: dict[str, Json] = {}  # by server: of its rounds, for trainers
         self.running: dict[str, bool] = {}  # by process, of those that a launcher has started
         self.starts: dict[str, int] = {}
         self.failures = 0
@@ -180,6 +183,15 @@ class Run:
             found = {"source": source, "t": line["t"], "tree": _tree(line.get("tree"), _DEEPEST)}
             self.programs[key] = change.setdefault("programs", {})[key] = found
 
+    def _take_waits(self, source: str, line: lines.Line, change: Json) -> None:
+        trainers = line.get("trainers")
+        found = {}
+        for name, values in [*trainers.items()][:_MOST_WAITS] if isinstance(trainers, dict) else ():
+            checked = [lines.number(value) for value in values] if isinstance(values, list) else []
+            if name.isdecimal() and len(checked) == 3 and all(v is not None and math.isfinite(v) for v in checked):
+                found[name[:20]] = checked
+        self.waits[source] = change.setdefault("waits", {})[source] = {"t": line["t"], "trainers": found}
+
     def _take_image(self, source: str, line: lines.Line, change: Json) -> None:
         png = line.get("png")
         if isinstance(png, str) and png.isascii():
@@ -256,12 +268,12 @@ class Run:
 
     # ---- what a page gets ----------------------------------------------------------------------------
 
-    def everything(self, points: int) -> Json:
-        """Return the state of the run, with about `points` points of each name."""
-        return {
+    def everything(self, points: int) -> str:
+        """Return the state of the run as JSON, with about `points` points of each name."""
+        series = ",".join(f"{json.dumps(chr(0).join(key))}:{series.few(points)}" for key, series in self.series.items())
+        state = {
             "name": self.name,
             "folder": printable(str(self.folder), lines=False),
-            "series": {"\0".join(key): written(series.few(points)) for key, series in self.series.items()},
             "events": [*self.events],
             "progress": {"\0".join(key): report for key, report in self.progress.items()},
             "images": [image for images in self.images.values() for image in images],
@@ -269,11 +281,13 @@ class Run:
             "compilations": [*self.compilations],
             "programs": self.programs,
             "processes": self.processes,
+            "waits": self.waits,
             "job": self.job,
             "newest": self.newest,
             "dropped": self.dropped,
             "launched": self.is_live,
         }
+        return f'{json.dumps(state, allow_nan=False)[:-1]},"series":{{{series}}}}}'
 
     @property
     def is_live(self) -> bool:
@@ -309,6 +323,8 @@ class Runs:
         threading.Thread(target=self._watch, name="jfluid-dashboard", daemon=True).start()
 
     def _watch(self) -> None:
+        self.look()
+        self.everything()  # the first page finds the thinned points of all series
         while True:
             self.look()
             self._looks += 1
@@ -376,18 +392,20 @@ class Runs:
             return iter(['{"reload":true}'])
         return iter(found)
 
-    def everything(self, most: int = _MOST_POINTS) -> Json:
-        """Return all that is known, with a number that `updates` takes."""
+    def everything(self, most: int = _MOST_POINTS, **more: Any) -> str:
+        """Return all that is known as JSON, with a number that `updates` takes, and `more` fields."""
         with self.lock:
             count = sum(len(run.series) for run in self.runs)
             points = max(most // max(count, 1), _FEWEST_POINTS)
-            return {
+            state = {
                 "sequence": self.sequence,
                 "reading": self.reading,
                 "now": time.time(),
                 "silence": _SECONDS_OF_SILENCE,
-                "runs": [run.everything(points) for run in self.runs],
+                **more,
             }
+            runs = ",".join(run.everything(points) for run in self.runs)
+        return f'{json.dumps(state, allow_nan=False)[:-1]},"runs":[{runs}]}}'
 
 
 def _names(folders: Sequence[Path]) -> list[str]:

@@ -1,5 +1,6 @@
 """Numbers of one name of one process, as points that a page draws."""
 
+import json
 import math
 from collections.abc import Sequence
 
@@ -13,23 +14,24 @@ class Series:
 
     def __init__(self) -> None:
         self.points: list[Point] = []
-        self._few: tuple[int, int, list[Point]] = 0, 0, []  # of how many, from how many points, and which
+        # the points of the last call of `few`: how many were wanted, how many there were, and these as JSON
+        self._few: tuple[int, int, str] = 0, 0, ""
 
     def add(self, point: Point, most: int) -> None:
         """Add a point; above `most` points, halve the series."""
         self.points.append(point)
         if len(self.points) > most:
             self.points = fewer(self.points, most // 2)
-            self._few = 0, 0, []
+            self._few = 0, 0, ""
 
-    def few(self, most: int) -> list[Point]:
-        """Return about `most` points, as `fewer` does; the points of the last call stay while few were added."""
+    def few(self, most: int) -> str:
+        """Return about `most` points as JSON, as `fewer` does; the text of the last call stays while few were added."""
         wanted, count, kept = self._few
         added = len(self.points) - count
         if wanted != most or added > most // 2:
-            count, kept, added = len(self.points), fewer(self.points, most), 0
+            count, kept, added = len(self.points), _json(fewer(self.points, most)), 0
             self._few = most, count, kept
-        return kept + self.points[count:] if added else kept
+        return f"{kept[:-1]},{_json(self.points[count:])[1:]}" if added else kept
 
 
 def fewer(points: Sequence[Point], most: int) -> list[Point]:
@@ -78,3 +80,7 @@ def _extremes(points: Sequence[Point], stretches: Sequence[range]) -> list[Point
 def written(points: Sequence[Point]) -> list[list[float | int | str | None]]:
     """Convert points to JSON lists."""
     return [[round(time, 3), step, lines.written(value)] for time, step, value in points]
+
+
+def _json(points: Sequence[Point]) -> str:
+    return json.dumps(written(points), separators=(",", ":"), allow_nan=False)

@@ -43,6 +43,7 @@ from jfluid.dygraph.shape_streams import EagerStreams
 from jfluid.dygraph.tape import Edge, GradNode
 from jfluid.dygraph.trace_trie import TraceNode, assigned, flat, numbered
 from jfluid.host import collector
+from jfluid.record.phases import PHASES
 
 logger = logging.getLogger(__name__)
 
@@ -309,7 +310,8 @@ class LazyGraph:
             return
         collects, self._collects = self._collects, 0
         try:
-            self._run()
+            with PHASES.phase("compute"):
+                self._run()
             if self._released != released_ops.changes() and not self.node.depth:
                 self._forget_released()
         except (MemoryError, RuntimeError, ValueError) as error:

@@ -9,6 +9,7 @@ from weakref import ref
 import jax
 import numpy as np
 
+from jfluid import record
 from jfluid.compile.plan import Segment
 from jfluid.compile.runtime.host import Host
 from jfluid.dygraph import replays, tape
@@ -50,6 +51,7 @@ class Tracer:
         self.seed = 0
         self._entropy = secrets.randbits(63)
         self._drawn = 0
+        record.current()  # so that the first step counts
 
     @contextlib.contextmanager
     def recording(self, records: bool) -> Iterator[None]:

@@ -20,6 +20,7 @@ from jfluid.ir.variable import Parameter, Variable
 from jfluid.lod_tensor import LoDTensor
 from jfluid.ops.selected_rows import SelectedRows
 from jfluid.places import Place
+from jfluid.record.phases import PHASES
 
 if TYPE_CHECKING:
     from jfluid.ir.block import Block
@@ -242,11 +243,12 @@ class VarBase(Variable):
 
         Raises ProgramError for a variable without a value.
         """
-        array = array_of(self.held)
-        if isinstance(array, SelectedRows):
-            with jax.enable_x64(True):
-                array = array.dense()
-        return fetched(array)
+        with PHASES.phase("compute"):
+            array = array_of(self.held)
+            if isinstance(array, SelectedRows):
+                with jax.enable_x64(True):
+                    array = array.dense()
+            return fetched(array)
 
     def set_value(self, value: Any) -> None:  # type: ignore[override]
         """Replace the value.

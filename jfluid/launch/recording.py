@@ -33,6 +33,7 @@ class JobRecord:
         node: the number of this host; the launcher of host 0 begins the record anew.
 
     Attributes:
+        trainers: the number of trainers on all hosts, once a run of several processes has begun.
         token: random text in the first line, by which launchers find out whether they share the folder.
     """
 
@@ -40,6 +41,7 @@ class JobRecord:
         self._folder = Path(os.path.abspath(job.log_dir))
         self._recorder: Recorder | None = None
         self.token = secrets.token_hex(8)
+        self.trainers = 0
         if not job.record:
             return
         start = {"role": "launcher", "rank": node, "host": socket.gethostname(), "pid": os.getpid(), "run": self.token}

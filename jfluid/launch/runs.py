@@ -189,9 +189,11 @@ class _GangRunner(_Runner):
     def _members(self, members: RunMembers) -> list[Member]:
         job = self.job
         if isinstance(job, CollectiveJob):
+            self.record.trainers = sum(map(len, members.endpoints))
             return collective_gang(job, members.endpoints, self.node.rank, self.gpus, self.secret)
         assert isinstance(job, ParameterServerJob)  # there are no other jobs of several processes
         servers, trainers = _places(job, members.endpoints)
+        self.record.trainers = len(trainers)
         here = members.endpoints[self.node.rank]
         if job.is_listed:
             here = [own for own in servers + trainers if self.peers is None or host_and_port(own)[0] == self.node.host]

@@ -1,17 +1,19 @@
-"""Records and profiles of hosts that share no folder with host 0: launchers send these over the job's connection.
+"""Records, logs and profiles of hosts without a folder in common with host 0, over the launchers' connection.
 
 A follower finds out by a token in the first line of host 0's record whether both see one folder. If not, it sends
-what its processes have written, at most `_BYTES_A_SECOND`, and host 0 writes it beside its own record.
+the files of its processes, at most `_BYTES_A_SECOND`, and host 0 writes the files beside its own. Of a log that grows
+faster, lines are left out, and host 0 keeps the last `_LOG_BYTES` to twice as many.
 """
 
 import base64
 import contextlib
 import os
 import re
+import socket
 import time
 from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 from jfluid.launch.logs import say
 from jfluid.launch.messages import Recorded
@@ -26,6 +28,9 @@ _BYTES_A_SECOND = 256 << 10
 _MOST_AT_END = 8 << 20
 _SECONDS_BETWEEN = 1.0
 _LARGEST_PROFILE = 64 << 20
+_LOG_BYTES = 1 << 20
+_LOG_BACKLOG = 256 << 10  # of a log: what lies farther behind its end is left out
+_LOG = re.compile(r"(worker|server)log\.\d{1,9}", re.ASCII)
 _NAME = re.compile(r"(trainer|server|process|launcher)\.(\d{1,9})\.jsonl", re.ASCII)
 _PROFILE = re.compile(r"profile-\w{1,32}/(trainer|server)\.(\d{1,9})\.json\.gz", re.ASCII)
 
@@ -44,12 +49,16 @@ class Sender:
         self._sent_profiles: set[str] = set()
         self._next = 0.0
         self._names: list[str] = []
+        self._logs: dict[str, _LogEnd] = {}
         self.on = False
 
     def begin(self, token: str, members: Sequence[tuple[str, int]]) -> None:
         """Find out whether host 0 sees this folder, by the token of host 0's record; empty for no record."""
         self._names = [f"launcher.{self._node}{lines.SUFFIX}"]
         self._names += [f"{role}.{rank}{lines.SUFFIX}" for role, rank in members]
+        for role, rank in members:
+            name = _log_of(role, rank)
+            self._logs.setdefault(name, _LogEnd(self._folder.parent / name))
         before, self.on = self.on, self._record.is_on and bool(token) and not self._shares(token)
         if self.on and not before:
             profiles.forget(self._folder)
@@ -89,6 +98,10 @@ class Sender:
             while left > 0 and (data := place.read()):
                 left -= len(data)
                 yield _piece(name, data)
+        for name, end in self._logs.items():
+            while left > 0 and (data := end.read()):
+                left -= len(data)
+                yield _piece(name, data)
         for path in sorted(self._folder.parent.glob("profile-*/*.json.gz")):
             name = f"{path.parent.name}/{path.name}"
             if left > 0 and name not in self._sent_profiles and _PROFILE.fullmatch(name):
@@ -100,6 +113,10 @@ class Sender:
                     yield Recorded(name=name, data="", last=True)
                     path.unlink()
                     path.parent.rmdir()  # which it is not while others write there
+
+
+def _log_of(role: str, rank: int) -> str:
+    return f"{'server' if role == 'server' else 'worker'}log.{rank}"
 
 
 def _piece(name: str, data: bytes) -> Recorded:
@@ -143,6 +160,42 @@ class _Place:
         return found + len(self._last) if found >= 0 else 0
 
 
+class _LogEnd:
+    """The read position in a log, which the launcher may rename to NAME.1 to begin a new one."""
+
+    def __init__(self, path: Path):
+        self._path = path
+        self._file: tuple[int, int] | None = None
+        self._at = 0
+
+    def read(self) -> bytes:
+        """Return the next bytes, at most `_PIECE`; bytes far behind the end are replaced by their number."""
+        data = b""
+        for path in (self._path.with_name(f"{self._path.name}.1"), self._path):
+            with contextlib.suppress(OSError), path.open("rb") as file:
+                about = os.fstat(file.fileno())
+                if path is self._path and self._file != (about.st_dev, about.st_ino):
+                    self._file, self._at = (about.st_dev, about.st_ino), 0
+                if self._file == (about.st_dev, about.st_ino):
+                    data = self._next(file, about.st_size)
+            if data:
+                break
+        return data
+
+    def _next(self, file: BinaryIO, size: int) -> bytes:
+        if size < self._at:  # a new run of the job has begun the log anew
+            self._at = 0
+        if size - self._at <= _LOG_BACKLOG:
+            file.seek(self._at)
+            data = file.read(_PIECE)
+            self._at += len(data)
+            return data
+        file.seek(size - _LOG_BACKLOG)
+        file.readline(_PIECE)
+        before, self._at = self._at, file.tell()
+        return f"\njfluid-launch: {self._at - before} bytes are on {socket.gethostname()} only\n".encode()
+
+
 class Receiver:
     """Writer of the followers' files beside host 0's record; foreign names are passed over.
 
@@ -158,10 +211,12 @@ class Receiver:
         self._folder = record.folder
         self._owners: dict[str, int] = {}
         self._failed = False
+        self._logs: set[str] = set()  # of other hosts, begun in this job
 
     def begin(self, members: Sequence[tuple[str, int]]) -> None:
         """Keep the files of the processes of this host from the followers."""
         self._owners |= {f"{role}.{rank}{lines.SUFFIX}": 0 for role, rank in members}
+        self._owners |= {_log_of(role, rank): 0 for role, rank in members}
 
     def take(self, node: int, message: Recorded) -> None:
         """Write a piece from the launcher of a host."""
@@ -177,6 +232,8 @@ class Receiver:
                 fits = int(rank) == node if role == "launcher" else True
                 if fits and self._owners.setdefault(message.name, node) == node:
                     self._append(self._folder / message.name, data)
+            elif _LOG.fullmatch(message.name) and self._owners.setdefault(message.name, node) == node:
+                self._append_log(self._folder.parent / message.name, data)
             elif _PROFILE.fullmatch(message.name) and self._owners.setdefault(message.name, node) == node:
                 self._collect(self._folder.parent / message.name, data, message.last)
         except OSError as error:
@@ -197,6 +254,18 @@ class Receiver:
             return
         with open(path, "ab", opener=private_files.create) as file:
             file.write(found)
+
+    def _append_log(self, path: Path, data: bytes) -> None:
+        """Add to a log, of which the last `_LOG_BYTES` stay when it has twice as many."""
+        if path.name not in self._logs:
+            path.unlink(missing_ok=True)  # of an earlier job
+        size = path.stat().st_size if path.exists() else 0
+        how, kept = "ab", b""
+        if size + len(data) > 2 * _LOG_BYTES:
+            how, kept = "wb", path.read_bytes()[-_LOG_BYTES:].partition(b"\n")[2]
+        self._logs.add(path.name)
+        with open(path, how, opener=private_files.create) as file:
+            file.write(kept + data)
 
     def _collect(self, path: Path, data: bytes, last: bool) -> None:
         """Add to a part of a profile, which gets its name when it is whole."""

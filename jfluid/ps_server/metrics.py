@@ -4,13 +4,14 @@ import itertools
 import threading
 import time
 from bisect import bisect_left
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from prometheus_client import CollectorRegistry, Counter, Histogram
-from prometheus_client.core import GaugeMetricFamily, HistogramMetricFamily, Metric
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 
 from jfluid.printable import printable
+from jfluid.ps_server.round_waits import Wait
 from jfluid.ps_server.store import Store
 
 _SECONDS = (1e-4, 2.5e-4, 5e-4, 1e-3, 2.5e-3, 5e-3, 1e-2, 2.5e-2, 5e-2, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 60)
@@ -30,7 +31,11 @@ class _Labelled(dict[str | tuple[str, ...], Any]):
 
 
 class Metrics:
-    """Counters and histograms of one server in a separate registry, in part with labels."""
+    """Counters and histograms of one server in a separate registry, in part with labels.
+
+    Attributes:
+        waits: returns the waits of synchronous rounds for each trainer.
+    """
 
     def __init__(self, store: Store):
         self.registry = CollectorRegistry()
@@ -63,7 +68,9 @@ class Metrics:
             _STEPS,
         )
         self.registry.register(self.staleness)
+        self.waits: Callable[[], Mapping[int, Wait]] = dict
         self.registry.register(_State(store))
+        self.registry.register(_Waits(self))
 
     def waiting(self, kind: str) -> "_Timed":
         """Return a context that counts its duration as waiting for other trainers."""
@@ -133,15 +140,49 @@ class _State:
             "jfluid_ps_table_waiting", "Ids that the entry rule keeps waiting", labels=["table"]
         )
         size = GaugeMetricFamily("jfluid_ps_table_bytes", "Bytes of a table's indexes and pages", labels=["table"])
+        made = CounterMetricFamily(
+            "jfluid_ps_table_made", "Rows that a table got, with rows of a restored snapshot", labels=["table"]
+        )
+        expired = CounterMetricFamily("jfluid_ps_table_expired", "Rows that shrink has dropped", labels=["table"])
         for name, table in list(self._store.tables.items()):
             label = [_shown(name)]
+            made.add_metric(label, len(table) + table.expired)
+            expired.add_metric(label, table.expired)
             rows.add_metric(label, len(table))
             waiting.add_metric(label, table.waiting)
             size.add_metric(label, table.nbytes)
-        yield from (rows, waiting, size)
+        yield from (rows, waiting, size, made, expired)
         yield GaugeMetricFamily("jfluid_ps_rounds", "Rounds of synchronous training", value=self._store.rounds)
         yield GaugeMetricFamily(
             "jfluid_ps_lost_calls",
             "Acknowledged calls that a restored snapshot did not have",
             value=self._store.ledger.lost,
         )
+
+
+class _Waits:
+    """Collector of the waits of synchronous rounds at the moment of a scrape."""
+
+    def __init__(self, metrics: Metrics):
+        self._metrics = metrics
+
+    def collect(self) -> Iterator[Metric]:
+        rounds = CounterMetricFamily(
+            "jfluid_ps_round_waits", "Rounds that the gradients of this trainer reached last", labels=["trainer"]
+        )
+        seconds = CounterMetricFamily(
+            "jfluid_ps_round_wait_seconds",
+            "Seconds between the first gradients of a round and those of this trainer",
+            labels=["trainer"],
+        )
+        pending = GaugeMetricFamily(
+            "jfluid_ps_round_pending_seconds",
+            "Seconds that the next round has waited for this trainer so far",
+            labels=["trainer"],
+        )
+        for trainer, wait in self._metrics.waits().items():
+            label = [str(trainer)]
+            rounds.add_metric(label, wait.rounds)
+            seconds.add_metric(label, wait.seconds)
+            pending.add_metric(label, wait.pending)
+        yield from (rounds, seconds, pending)

@@ -13,6 +13,8 @@ _STATES = {
     "jfluid_ps_table_rows": ("rows of {table}", 1.0),
     "jfluid_ps_table_bytes": ("MB of {table}", 1e-6),
     "jfluid_ps_table_waiting": ("ids that wait to enter {table}", 1.0),
+    "jfluid_ps_table_made_total": ("rows made of {table}", 1.0),
+    "jfluid_ps_table_expired_total": ("rows expired of {table}", 1.0),
     "jfluid_ps_rounds": ("rounds", 1.0),
     "jfluid_ps_lost_calls": ("lost calls", 1.0),
 }
@@ -25,6 +27,9 @@ _GROWING = {
     "jfluid_ps_wait_seconds_sum": ("waiting for others: {kind}", 1.0),
 }
 _STALE = "jfluid_ps_staleness_steps"
+# Waits of rounds for a trainer, in the order of a line's fields.
+_WAITS = ("jfluid_ps_round_waits_total", "jfluid_ps_round_wait_seconds_total", "jfluid_ps_round_pending_seconds")
+_MOST_TRAINERS = 50  # of which the waits are recorded: those waited for the longest
 
 
 class ServerRecord:
@@ -44,6 +49,20 @@ class ServerRecord:
         recorder = record.current()
         if recorder is not None:
             recorder.scalars(None, self._numbers(now))
+            waits = self._waits()
+            if waits:
+                recorder.add("waits", {"trainers": waits})
+
+    def _waits(self) -> dict[str, list[float]]:
+        """Return rounds, seconds and pending seconds by the trainers that rounds have waited for the longest."""
+        found: dict[str, list[float]] = {}
+        for metric in self._registry.collect():
+            for sample in metric.samples:
+                if sample.name in _WAITS:
+                    values = found.setdefault(sample.labels["trainer"], [0.0] * len(_WAITS))
+                    values[_WAITS.index(sample.name)] = round(sample.value, 3)
+        longest = sorted(found, key=lambda trainer: found[trainer][1] + found[trainer][2], reverse=True)
+        return {trainer: found[trainer] for trainer in longest[:_MOST_TRAINERS]}
 
     def _numbers(self, now: float) -> dict[str, float]:
         found: dict[str, float] = {}

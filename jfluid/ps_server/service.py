@@ -86,6 +86,7 @@ class Service:
     ):
         self.store, self.trainer_group, self.server, self.servers = (store, trainer_group, server, servers)
         self.metrics = metrics or Metrics(store)
+        self.metrics.waits = trainer_group.waits
         self.save_root = None if save_root is None else Path(os.path.realpath(save_root))
         self.incarnation = random_name()  # of this process of the server; 0 stands for any
         self.snapshot = ""

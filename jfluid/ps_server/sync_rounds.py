@@ -13,6 +13,7 @@ from jfluid import errors
 from jfluid.ps_server import cancellation
 from jfluid.ps_server.errors import JobFailedError, RollbackError, StateError
 from jfluid.ps_server.ledger import Call
+from jfluid.ps_server.round_waits import RoundWaits, Wait
 from jfluid.ps_server.store import BlockUpdate, Change, RowsUpdate, Store
 from jfluid.ps_server.table import merge
 
@@ -29,8 +30,8 @@ class _Deposit:
     call: Call
     rows: list[RowsUpdate]
     blocks: list[BlockUpdate]
-    confirmed: bool
     state: bytes
+    confirmed: bool = False
     applied: bool = False
     refused: str = ""
 
@@ -93,6 +94,7 @@ class TrainerGroup:
         self._deposits: dict[int, _Deposit] = {}
         # trainer -> the last round that was applied without its deposit
         self._left_out: dict[int, int] = {}
+        self._round_waits = RoundWaits()
         self._changed = threading.Condition()
 
     # ---- who is there ----
@@ -182,6 +184,7 @@ class TrainerGroup:
                 if known.state not in ("expected", "at work") or silent_s <= limit_s:
                     continue
                 known.state = "silent"
+                self._round_waits.give_up(number, self._clock())
                 logger.warning("trainer %d has been silent for %.0f s%s", number, silent_s, since)
                 if self.on_silence == "fail":
                     self._fail(f"trainer {number} has been silent for {silent_s:.0f} s{since} (limit {limit_s:g} s)")
@@ -324,7 +327,8 @@ class TrainerGroup:
                 raise
             if earlier:
                 self._refuse(earlier, f"trainer {call.trainer}: incarnation {earlier.call.incarnation} has ended")
-            there = self._deposits[call.trainer] = _Deposit(call, rows, blocks, not hold, state)
+                self._round_waits.withdraw(call.trainer)
+            there = self._deposits[call.trainer] = _Deposit(call, rows, blocks, state)
             # When the caller goes away its deposit stays: the next attempt finds it.
             self._settle(there, hold, alive)
         return True
@@ -336,12 +340,17 @@ class TrainerGroup:
         """
         if hold:
             return
-        deposit.confirmed = True
-        self._advance()
+        self._confirm(deposit)
         self._wait(lambda: deposit.applied or bool(deposit.refused), alive)
         if deposit.refused:
             self._check()
             raise StateError(deposit.refused)
+
+    def _confirm(self, deposit: _Deposit) -> None:
+        """Let a deposit be applied."""
+        deposit.confirmed = True
+        self._round_waits.arrive(deposit.call.trainer, self._clock())
+        self._advance()
 
     def _refuse(self, deposit: _Deposit, why: str) -> None:
         """Note that a deposit will not be applied."""
@@ -371,8 +380,7 @@ class TrainerGroup:
                     f"trainer {trainer}: round {number} cannot be confirmed: this server has applied "
                     f"{self.store.rounds} rounds, and holds {'other' if deposit else 'no'} gradients of it"
                 )
-            deposit.confirmed = True
-            self._advance()
+            self._confirm(deposit)
 
     def progress(self, trainer: int) -> tuple[int, bool]:
         """Return (applied rounds, True if this trainer's gradients for the next round are confirmed).
@@ -382,6 +390,11 @@ class TrainerGroup:
         with self._changed:
             deposit = self._deposits.get(trainer)
             return self.store.rounds, deposit is not None and deposit.confirmed
+
+    def waits(self) -> Mapping[int, Wait]:
+        """Return how long rounds have waited for each trainer."""
+        with self._changed:
+            return self._round_waits.totals(() if self.failed else self._awaited(), self._clock())
 
     def left(self) -> dict[int, int]:
         """Return the trainers that have left, with their incarnations."""
@@ -415,6 +428,7 @@ class TrainerGroup:
                 self._left_out[trainer] = self.store.rounds + 1
                 self._refuse(deposit, _without(trainer, self.store.rounds + 1))
         self._deposits = {}
+        self._round_waits.end_round()
         try:
             with self.store.changing():
                 self.store.apply(*averaged(deposits))

@@ -243,6 +243,7 @@ class SparseTable(TableState):
                 for shard in shards:
                     with reserved.lock, shard.lock:
                         dropped += shard.expire(oldest) * (reserved is self._reservations)
+            self.expired += dropped
         return dropped
 
     # ---- one block of rows, under its shard's lock -----------------------------------------------

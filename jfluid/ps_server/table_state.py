@@ -30,6 +30,7 @@ class TableState:
         spec: the definition of the table.
         rule: how its optimizer updates rows.
         step: the number of updates so far.
+        expired: the rows that `shrink` has dropped in this process.
         learning_rate: of pushes without one of their own.
         stride: the numbers of a row: its values and its slots.
         cap: the bounds of the spec on rows and bytes.
@@ -38,7 +39,7 @@ class TableState:
     def __init__(self, spec: specs.TableSpec):
         self.spec = spec
         self.rule = rule_of(spec.optimizer)
-        self.step = 0
+        self.step = self.expired = 0
         self.learning_rate: float = spec.optimizer.learning_rate
         self.stride = spec.width * (1 + len(self.rule.slots))
         bits = spec.shards.bit_length() - 1

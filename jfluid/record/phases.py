@@ -56,6 +56,8 @@ class Phases:
     def step(self) -> None:
         """Count a finished step."""
         if self.on:
+            if not self.steps:  # the script before its first step is no part of a step
+                self._told_at = time.perf_counter() - sum(self._seconds.values())
             self.steps += 1
             if self.on_step is not None:
                 self.on_step(self.steps)

@@ -7,7 +7,7 @@ from jfluid.record import lines
 
 _FINEST, _COARSEST = -4, 40  # powers of two: seconds
 _MOST_ROUNDS = 40
-_BY_TIME = ("progress", "image", "histogram", "usage", "compile")
+_BY_TIME = ("progress", "image", "histogram", "usage", "compile", "waits")
 
 
 def thinned(data: bytes, most: int) -> bytes:

@@ -1,8 +1,10 @@
 """The page in a real browser: Debian's chromium, where there is one with its driver."""
 
 import contextlib
+import gzip
 import json
 import re
+import time
 
 import pytest
 
@@ -10,8 +12,8 @@ from jfluid.command import main
 from jfluid.dashboard.runs import Runs
 from jfluid.record.phases import NAMES, PREFIX, REST
 from tests import browser
-from tests.dashboard.test_dashboard import HOSTILE, job, member, put, served  # noqa: F401
-from tests.launch.test_record import LOGS, link_of
+from tests.dashboard.test_dashboard import BEGIN, HOSTILE, job, member, put, served  # noqa: F401
+from tests.launch.test_record import LOGS, get, link_of
 from tests.launch_case import PROLOGUE, Launcher, wait_until, write
 
 pytestmark = [
@@ -98,6 +100,39 @@ def test_a_job_whose_trainer_is_killed_while_the_page_is_open(page, tmp_path, mo
     wait_until(lambda: page.text("#link") == "not connected")
 
 
+def test_the_profile_button_brings_a_trace_back(page, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    script = """
+from jfluid import record
+from jfluid.record.phases import PHASES
+record.current()
+while not os.path.exists("stop"):
+    with PHASES.phase("compute"):
+        time.sleep(0.02)
+    PHASES.step()
+"""
+    write("train.py", PROLOGUE + script)
+    with Launcher("--dashboard", "--cpus", "2", "train.py", forks=True) as launcher:
+        link = link_of(launcher)
+        page.open(link.group(0))
+        wait_until(lambda: page.run("return !document.querySelector('#profiling').closest('[hidden]')"))
+        page.click("#profile")
+        wait_until(lambda: "the next 10 steps are profiled" in page.text("#profilenote"))
+        wait_until(lambda: "profile: " in page.text("#events") and texts(page, "#events a"))
+        (name,) = texts(page, "#events a")
+        address = page.run("return document.querySelector('#events a').getAttribute('href')")
+        status, body = get(int(link.group(1)), address)
+        assert status == 200 and (tmp_path / "mylog" / name).read_bytes() == body
+        found = json.loads(gzip.decompress(body))["traceEvents"]
+        assert {e["args"]["name"] for e in found if e["name"] == "process_name"} == {"trainer 0", "trainer 1"}
+        for process in {e["pid"] for e in found}:
+            assert sum(e["name"] == "compute" for e in found if e["pid"] == process) >= 10
+        assert page.complaints() == []
+        write("stop", "")
+        launcher.communicate()
+    assert launcher.returncode == 0
+
+
 def test_a_restart(page, tmp_path):
     put(
         tmp_path / "launcher.0.jsonl",
@@ -128,6 +163,34 @@ def test_a_job_that_compiles_at_each_step(page, tmp_path):
         rows = texts(page, "#compiled tr")
         assert len(rows) == 29 and "[29, 7] float32" in rows[0]
         assert {"compilations", "compiling (s)"} <= {*texts(page, "#charts figcaption span")}
+
+
+def test_servers_their_tables_and_the_trainers_that_they_wait_for(page, tmp_path):
+    now = time.time() - BEGIN
+    for server in (0, 1):
+        numbers = {"rounds": 7, "calls/s: Pull": 2.5, "calls/s: Push": 2, "waiting for others: round": 0.25}
+        table = {"rows of w": 90 + server, "MB of w": 1.5, "rows made of w": 100, "rows expired of w": 10 - server}
+        put(
+            tmp_path / f"server.{server}.jsonl",
+            ("scalars", now, {"step": None, "scalars": numbers | table | {"staleness of w": 0.5}}),
+            ("waits", now, {"trainers": {"0": [2, 0.5, 0], "1": [5, 30.25, 40 + server]}}),
+        )
+    with shown(page, tmp_path):
+        cells = page.run(
+            "return ['serverrows', 'tablerows', 'waitrows'].map((id) => [...document.getElementById(id).rows]"
+            ".map((row) => [...row.cells].map((cell) => cell.innerText)))"
+        )
+        assert cells == [
+            [[f"server {server}", "4.5", "7", "0.25"] for server in (0, 1)],
+            [
+                [f"server {server}", "w", str(90 + server), "1.5", "100", str(10 - server), "", "0.5"]
+                for server in (0, 1)
+            ],
+            [
+                ["trainer 1", "10", "60.5", "for 41 s", "server 0, server 1"],
+                ["trainer 0", "4", "1", "", "server 0, server 1"],
+            ],
+        ]
 
 
 def of_ranks(folder, ranks):
@@ -176,7 +239,7 @@ def test_jobs_of_2_and_of_200_ranks(page, tmp_path, ranks, size, scheme):
         assert page.run("return document.documentElement.dataset.theme") == scheme
         assert page.run("return document.documentElement.scrollWidth") == size[0]  # nothing sticks out
         assert page.text("#counts") == f"{ranks} processes, 1 failed"
-        assert len(texts(page, "#phaserows tr")) == ranks
+        wait_until(lambda: len(texts(page, "#phaserows tr")) == len(texts(page, "#rows tr")) == ranks)
         assert texts(page, "#phases li") == [*NAMES, REST]
         assert page.run("return document.querySelectorAll('#phaserows tr:first-child .stackbar span').length") == 6
         assert "snapshot of server 0 (round 4, 10 rows, 0.1 s)" in page.text("#events")

@@ -2,16 +2,12 @@
 
 import base64
 import contextlib
-import csv
 import hashlib
 import http.client
-import io
 import json
 import math
 import re
 import socket
-import struct
-import sys
 import threading
 import time
 from pathlib import Path
@@ -20,7 +16,7 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from jfluid import errors
-from jfluid.command import dashboard, main
+from jfluid.command import dashboard
 from jfluid.dashboard import address, application, exports, logs, runs, series
 from jfluid.dashboard.metrics import registry
 from jfluid.dashboard.runs import Run, Runs
@@ -113,6 +109,11 @@ def job(tmp_path):
             },
         ),
     )
+    put(
+        folder / "record" / "server.0.jsonl",
+        ("waits", 3, {"trainers": {"1": [2, 1.5, 0.0]}}),
+        ("waits", 4, {"trainers": {"1": [3, 2.5, 40.0], HOSTILE: [1, 1, 1], "2": [1, "NaN", 1]}}),
+    )
     (folder / "workerlog.0").write_text(f"first line\n{HOSTILE}\nlast line\n")
     (folder / "workerlog.1").write_text("x" * 3_000_000 + "\nshort\n")
     (folder / "secrets.txt").write_text("hidden")
@@ -151,12 +152,16 @@ def read(job):
     return found
 
 
+def everything(found):
+    """All that a page gets, which has no number that JSON lacks."""
+    return json.loads(found.everything(), parse_constant=lambda name: pytest.fail(name))
+
+
 # ---- what is known -------------------------------------------------------------------------------
 
 
 def test_everything_of_a_run(read):
-    told = read.everything()
-    json.dumps(told, allow_nan=False)
+    told = everything(read)
     (run,) = told["runs"]
     shown = "<img src=x onerror=alert(1)>\\x1b[2J\\u202e</script>"
     assert run["series"]["trainer 0\0loss"] == [
@@ -177,6 +182,7 @@ def test_everything_of_a_run(read):
     ]
     assert run["events"][3]["excerpt"] == f"Traceback {shown}" and run["events"][2]["code"] == -9
     assert run["job"]["job"] == "script: train.py\n" and run["job"]["versions"] == {"jfluid": "1"}
+    assert run["waits"] == {"server 0": {"t": 1004, "trainers": {"1": [3, 2.5, 40]}}}
     assert run["progress"]["trainer 0\0train"]["total"] == 8
     assert run["compilations"][0]["differ"] == "[3, 2] float32"
     assert run["series"]["trainer 0\0compiling (s)"] == [[1004, None, 0.75]]
@@ -191,7 +197,7 @@ def test_lines_of_other_types_are_passed_over(tmp_path):
     fields = (
         "step scalars description rate seconds differ count total unit metrics "
         "done members png name counts low high nan infinite lines event "
-        "label role rank excerpt job versions environment again host code"
+        "label role rank trainers excerpt job versions environment again host code"
     ).split()
     path = tmp_path / "record" / "trainer.0.jsonl"
     path.parent.mkdir()
@@ -200,6 +206,7 @@ def test_lines_of_other_types_are_passed_over(tmp_path):
             "scalars",
             "progress",
             "usage",
+            "waits",
             "image",
             "histogram",
             "compile",
@@ -225,8 +232,7 @@ def test_lines_of_other_types_are_passed_over(tmp_path):
                     file.write(json.dumps({"t": 1, "kind": kind, **good, field: value}) + "\n")
     found = Runs([tmp_path])
     found.look()
-    told = found.everything()
-    json.dumps(told, allow_nan=False)
+    told = everything(found)
     assert told["runs"][0]["series"]["trainer 0\0a"]
 
 
@@ -263,7 +269,7 @@ def test_a_file_that_has_changed_is_read_again(job, read, how):
         path.with_name("other").replace(path)
     read.look()
     assert json.loads(next(read.updates(before)))["reload"]
-    found = read.everything()["runs"][0]
+    found = everything(read)["runs"][0]
     assert found["series"].get("trainer 0\0loss") == (None if how == "gone" else [[1000, 0, 3]])
     assert len(found["events"]) == 5
 
@@ -278,7 +284,7 @@ def test_points_and_names_are_bounded(tmp_path, monkeypatch):
     put(tmp_path / "trainer.0.jsonl", *many)
     found = Runs([tmp_path])
     found.look()
-    told = found.everything()["runs"][0]["series"]
+    told = everything(found)["runs"][0]["series"]
     assert sorted(told) == ["trainer 0\0n0", "trainer 0\0n1", "trainer 0\0n2"]
     assert all(len(points) <= 100 for points in told.values())
     assert max(p[2] for p in told["trainer 0\0n0"]) == 99 and told["trainer 0\0n0"][-1][1] == 995
@@ -289,7 +295,7 @@ def test_of_many_events_the_newest_are_kept(tmp_path, monkeypatch):
     put(tmp_path / "launcher.0.jsonl", *[member("start", rank, rank) for rank in range(9)])
     found = Runs([tmp_path])
     found.look()
-    assert [e["rank"] for e in found.everything()["runs"][0]["events"]] == [6, 7, 8]
+    assert [e["rank"] for e in everything(found)["runs"][0]["events"]] == [6, 7, 8]
 
 
 def test_fewer_points_keep_extremes_and_what_is_not_finite():
@@ -352,7 +358,7 @@ def test_the_page_and_what_it_asks_for(read):
         policy = headers["content-security-policy"]
         assert "default-src 'none'" in policy and "unsafe" not in policy and "http" not in policy
         for tag in ("script", "style"):
-            (text,) = re.findall(rf"<{tag}>(.*?)</{tag}>", page.decode(), re.DOTALL)
+            (text,) = re.findall(rf"<{tag}(?: type=.module.)?>(.*?)</{tag}>", page.decode(), re.DOTALL)
             digest = base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()
             assert f"{tag}-src 'sha256-{digest}'" in policy
         assert headers["x-content-type-options"] == "nosniff" and headers["cache-control"] == "no-store"
@@ -375,6 +381,21 @@ def test_the_page_is_put_together_from_text_alone():
     # nothing of another host
     assert not re.search(r"https?:|@import|url\(|src=", exports.page())
     assert not re.search(r'\s(on\w+|style)="', exports.page())
+
+
+def test_modules_of_the_page_import_names_that_exist_and_share_one_scope():
+    texts = {path.stem: path.read_text() for path in (Path(exports.__file__).parent / "page").glob("*.js")}
+    declared = re.compile(r"^(export )?(?:async )?(?:function|const|let) ([\w$]+)", re.MULTILINE)
+    names = {module: declared.findall(text) for module, text in texts.items()}
+    every = [name for found in names.values() for _, name in found]
+    assert len(set(every)) == len(every) > 50
+    for text in texts.values():
+        imports = re.findall(r'^import \{([^}]*)\} from "\./(\w+)\.js";$', text, re.MULTILINE)
+        assert len(imports) == text.count("import ")
+        for wanted, module in imports:
+            assert {*re.findall(r"[\w$]+", wanted)} <= {name for exported, name in names[module] if exported}
+    assert not re.search(r"^(import|export) ", exports.script(), re.MULTILINE)
+    assert all(f"function {name}(" in exports.script() for name in ("drawCharts", "drawSteps", "showLog", "drawJobs"))
 
 
 def test_events_follow_what_is_written(job, read):
@@ -480,6 +501,9 @@ def test_metrics_of_all_processes(job, read):
     assert value("jfluid_logged", "trainer 0", name="loss") == 1
     assert value("jfluid_step", "trainer 0", loop="train") == 4
     assert value("jfluid_examples_per_second", "trainer 0", loop="train") == 2.5
+    assert value("jfluid_round_waits_total", "server 0", trainer="1") == 3
+    assert value("jfluid_round_wait_seconds_total", "server 0", trainer="1") == 2.5
+    assert value("jfluid_round_pending_seconds", "server 0", trainer="1") == 40
     assert value("jfluid_failures_total", None) == 1
     assert body.count(b"# TYPE jfluid_step ") == 1
 
@@ -500,103 +524,18 @@ def test_the_board_asks_for_metrics_that_there_are(read):
     assert len(set(places)) == len(places) and len({p["id"] for p in board["panels"]}) == len(places)
 
 
-# ---- what is kept --------------------------------------------------------------------------------
-
-
-def test_a_kept_page_holds_everything_and_loads_nothing(job, tmp_path, capsys):
-    kept = tmp_path / "run.html"
-    assert main(["dashboard", str(job), "--export", str(kept)]) == 0
-    page = kept.read_text()
-    assert kept.stat().st_mode & 0o777 == 0o600
-    (text,) = re.findall(r'<script type="application/json" id="data">(.*?)</script>', page, re.DOTALL)
-    data = json.loads(text)
-    assert data["runs"][0]["series"]["trainer 0\0loss"] and data["logs"][0]["workerlog.0"].endswith("last line")
-    assert "<img" not in page and page.count("</script>") == 2
-    assert f'<meta http-equiv="Content-Security-Policy" content="{exports.policy()}">' in page
-    assert page.index("Content-Security-Policy") < page.index("<style>")
-
-
-def test_a_table_of_all_numbers(job, tmp_path):
-    put(job / "record" / "trainer.1.jsonl", ("scalars", 9, {"step": 5, "scalars": {"=1+1": 7.0}}))
-    path = tmp_path / "run.csv"
-    assert main(["dashboard", str(job), "--csv", str(path)]) == 0
-    rows = list(csv.DictReader(io.StringIO(path.read_text())))
-    assert rows[0] == {
-        "process": "trainer 0",
-        "name": "loss",
-        "step": "0",
-        "time": "1000.000",
-        "value": "3.0",
-    }
-    assert [row["value"] for row in rows if row["name"] == "loss"] == ["3.0", "nan", "inf", "1.0"]
-    assert [row["value"] for row in rows if row["name"] == "train: loss"] == ["1.0"]
-    assert [row["name"] for row in rows if row["process"] == "trainer 1"] == ["'=1+1"]
-
-
-def test_a_table_through_the_page(read):
-    with served(read) as port:
-        status, headers, body = get(port, "/table?run=0")
-        assert status == 200 and headers["content-type"].startswith("text/csv")
-        assert "attachment" in headers["content-disposition"] and body.startswith(b"process,name,step,time,value")
-
-
 def test_what_a_thread_reads_is_served(job):
     found = Runs([job])
     found.watch()
     wait_until(lambda: not found.reading)
     put(job / "record" / "trainer.0.jsonl", ("scalars", 9, {"step": 5, "scalars": {"new": 7.0}}))
-    wait_until(lambda: "trainer 0\0new" in found.everything()["runs"][0]["series"])
+    wait_until(lambda: "trainer 0\0new" in everything(found)["runs"][0]["series"])
 
 
 def test_a_run_without_a_launcher(tmp_path):
     put(tmp_path / "trainer.0.jsonl", ("scalars", 0, {"step": 0, "scalars": {"x": 1}}))
     run = Run(tmp_path, "x")
     assert list(run.look()) and run.job == {} and ("trainer 0", "x") in run.series
-
-
-def test_event_files_need_tensorboardx(job, tmp_path, capsys, monkeypatch):
-    monkeypatch.setitem(sys.modules, "tensorboardX", None)
-    assert main(["dashboard", str(job), "--tensorboard", str(tmp_path / "events")]) == 1
-    assert "needs tensorboardX: pip install 'jfluid[tensorboard]'" in capsys.readouterr().err
-    assert not (tmp_path / "events").exists()
-
-
-def records(path):
-    """The records of an event file: their lengths and check sums stand around them."""
-    data = path.read_bytes()
-    at = 0
-    while at < len(data):
-        (size,) = struct.unpack("<Q", data[at : at + 8])
-        yield data[at + 12 : at + 12 + size]
-        at += 16 + size
-
-
-def test_event_files(job, tmp_path):
-    event_pb2 = pytest.importorskip("tensorboardX.proto.event_pb2")
-    put(
-        job / "record" / "trainer.0.jsonl",
-        ("histogram", 4, {"step": 3, "name": "wrong", "low": 0, "high": 1, "counts": ["x"]}),
-        ("image", 4, {"step": 3, "name": "wrong", "png": "no"}),
-        ("scalars", 5, {"step": 10**30, "scalars": {"far": 1}}),
-    )
-    assert main(["dashboard", str(job), "--tensorboard", str(tmp_path / "events")]) == 0
-    (folder,) = (tmp_path / "events").iterdir()
-    (file,) = folder.iterdir()
-    assert folder.name == "trainer.0" and folder.stat().st_mode & 0o777 == 0o700
-    events = [event_pb2.Event.FromString(record) for record in records(file)]
-    found = [(event.step, event.wall_time, value) for event in events for value in event.summary.value]
-    loss = [(step, moment, value.simple_value) for step, moment, value in found if value.tag == "loss"]
-    assert loss[0] == (0, BEGIN, 3) and loss[3] == (3, BEGIN + 3, 1)
-    assert math.isnan(loss[1][2]) and loss[2][2] == math.inf
-    by_tag = {value.tag: value for _, _, value in found}
-    assert by_tag["x"].image.encoded_image_string == base64.b64decode("AAAA")
-    histogram = by_tag["w"].histo
-    assert (list(histogram.bucket), list(histogram.bucket_limit), histogram.num) == (
-        [1, 2],
-        [0.5, 1],
-        3,
-    )
-    assert "wrong" not in by_tag and by_tag["train: loss"].simple_value == 1 and by_tag["far"]
 
 
 def test_points_that_are_thinned_often_stay_evenly_apart():
@@ -606,9 +545,10 @@ def test_points_that_are_thinned_often_stay_evenly_apart():
     times = [time for time, _, _ in held.points]
     gaps = [b - a for a, b in zip(times, times[1:])]
     assert len(held.points) <= 200 and max(gaps) < 300
-    assert held.few(1000) == held.points and len(held.few(20)) <= 30
-    held.add((5000.0, 5000, 0.0), 1000)
-    assert held.few(20)[-1] == (5000.0, 5000, 0.0)
+    assert json.loads(held.few(1000)) == [[round(time, 3), step, value] for time, step, value in held.points]
+    before = json.loads(held.few(20))
+    held.add((5000.0, 5000, math.nan), 1000)
+    assert json.loads(held.few(20)) == [*before, [5000.0, 5000, "NaN"]] and len(before) <= 30
 
 
 @pytest.mark.parametrize("times", [[5.0] * 500, [float(i % 2) for i in range(500)], [-1e308, 1e308] * 250])

@@ -2,6 +2,7 @@
 
 import base64
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -95,6 +96,9 @@ def test_launchers_that_share_the_folder_send_nothing(record):
         "launcher.0.jsonl",
         "launcher.2.jsonl",
         "trainer.0.jsonl",
+        "workerlog.0",
+        "workerlog.1.1",
+        "../workerlog.1",
         "../trainer.1.jsonl",
         "/etc/passwd",
         "trainer.1.jsonl/..",
@@ -136,6 +140,43 @@ def test_what_is_no_line_is_passed_over_and_files_are_thinned(record, monkeypatc
     assert steps(path)[-1] == 199 and steps(path)[0] == 0
 
 
+def test_logs_come_while_they_grow_and_the_end_stays(record, monkeypatch):
+    head, other = record
+    own, there = (one.folder.parent / "workerlog.1" for one in (other, head))
+    there.write_text("of an earlier job\n")
+    receiver, sender = Receiver(head), Sender(other, 1)
+    receiver.begin([("trainer", 0)])
+    sender.begin(receiver.token, [("trainer", 1), ("server", 1)])
+    ship(sender, receiver)
+    own.write_bytes(b"one\ntw")
+    (own.parent / "serverlog.1").write_bytes(b"server\n")
+    ship(sender, receiver)
+    assert there.read_bytes() == b"one\ntw" and (there.parent / "serverlog.1").read_bytes() == b"server\n"
+    assert there.stat().st_mode & 0o777 == 0o600
+    with own.open("ab") as file:
+        file.write(b"o\n")
+    own.rename(own.with_name("workerlog.1.1"))  # as the launcher does with a log that has grown large
+    own.write_bytes(b"three\n")
+    ship(sender, receiver)
+    assert there.read_bytes() == b"one\ntwo\nthree\n"
+    own.write_bytes(b"anew\n")
+    ship(sender, receiver)
+    assert there.read_bytes().endswith(b"three\nanew\n")
+    monkeypatch.setattr(shipping, "_LOG_BACKLOG", 1000)
+    monkeypatch.setattr(shipping, "_LOG_BYTES", 5000)
+    with own.open("ab") as file:
+        file.write(b"".join(b"line %d\n" % i for i in range(2000)))
+    ship(sender, receiver)
+    text = there.read_text()
+    missing = int(re.search(r"jfluid-launch: (\d+) bytes are on \S+ only\nline \d+\n", text)[1])
+    assert text.endswith("line 1999\n") and len(own.read_bytes()) - missing - 5 < 1000
+    for _ in range(30):
+        with own.open("ab") as file:
+            file.write(b"x" * 800 + b"\n")
+        ship(sender, receiver)
+    assert 5000 < there.stat().st_size <= 10_000 and there.read_bytes().endswith(b"x\n")
+
+
 @pytest.mark.process
 def test_two_hosts_without_a_common_folder(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
@@ -154,6 +195,7 @@ for step in range(6):
             record.current().flush()
             time.sleep(0.05)
     PHASES.step()
+print("from rank", rank)
 """
     write("train.py", PROLOGUE + script)
     port = free_port()
@@ -168,6 +210,7 @@ for step in range(6):
     assert steps(there / "trainer.1.jsonl") == steps(Path("host1/record/trainer.1.jsonl")) == [*range(6)]
     events = [line for line in lines.Tail(there / "launcher.1.jsonl").lines() if line["kind"] == "event"]
     assert [e["event"] for e in events][:2] == ["job", "start"]
+    assert "from rank 1" in Path("host0/workerlog.1").read_text()
     (path,) = Path("host0").glob("profile-*.json.gz")
     found = profiles.step_traces.read_json(path)["traceEvents"]
     names = {e["args"]["name"] for e in found if e["name"] == "process_name"}

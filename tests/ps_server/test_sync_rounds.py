@@ -11,6 +11,7 @@ from jfluid.ps_server.errors import JobFailedError, StateError
 from jfluid.ps_server.ledger import Call
 from jfluid.ps_server.store import BlockUpdate, Change, RowsUpdate, Store
 from jfluid.ps_server.sync_rounds import TrainerGroup
+from tests.launch_case import wait_until
 
 IDS = np.array([5, -5], np.int64)
 
@@ -471,3 +472,40 @@ def test_a_new_life_comes_to_a_barrier_itself():
 def test_trainers_have_numbers():
     with pytest.raises(errors.ServerError, match="trainer 2: this job has 2 trainers, numbered from 0"):
         group().heard(2, 1)
+
+
+def test_each_trainer_is_named_that_rounds_wait_for():
+    clock = Clock()
+    m = group(3, silence_s=100, on_silence="leave out", clock=clock)
+    for trainer in range(3):
+        m.heard(trainer, 1)
+    assert m.waits() == {}
+
+    def arrives(trainer, number, hold=False):
+        running.append(deposit(m, trainer, number, 1.0, hold=hold))
+        wait_until(lambda: trainer in m._deposits or m.store.rounds >= number)
+
+    running = []
+    arrives(0, 1)
+    clock.now = 2.0
+    arrives(1, 1)
+    clock.now = 7.0
+    assert m.waits() == {2: (0, 0.0, 7.0)}
+    arrives(2, 1)
+    for thread in running:
+        thread.end()
+    assert m.waits() == {0: (0, 0.0, 0.0), 1: (0, 2.0, 0.0), 2: (1, 7.0, 0.0)}
+    # held gradients count from their confirmation on, and a silent trainer until it is given up
+    arrives(0, 2, hold=True)
+    clock.now = 10.0
+    assert m.waits()[1].pending == 0
+    m.confirm(0, 1, 2)
+    clock.now = 50.0
+    assert m.waits()[1] == (0, 2.0, 40.0)
+    m.heard(0, 1)
+    m.heard(1, 1)
+    clock.now = 120.0
+    m.look_for_silence()
+    assert m.at_work() == [0, 1]
+    deposit(m, 1, 2, 1.0).end()
+    assert m.waits() == {0: (0, 0.0, 0.0), 1: (1, 112.0, 0.0), 2: (1, 117.0, 0.0)}

@@ -49,6 +49,16 @@ def test_numbers_are_those_of_a_step():
     assert phases.numbers()[PREFIX + "rows"] == pytest.approx(8)
 
 
+def test_the_script_before_its_first_step_is_no_part_of_a_step():
+    phases = Phases()
+    phases.on = True
+    phases._told_at -= 1000.0  # imports, and data
+    phases.add("compute", 1.0, 1.008)
+    phases.step()
+    found = phases.numbers()
+    assert found[PREFIX + "compute"] == pytest.approx(8) and found[PREFIX + REST] < 1000
+
+
 def test_other_threads_and_processes_without_a_record_count_nothing():
     phases = Phases()
     with phases.phase("reader"):
@@ -67,6 +77,7 @@ def test_other_threads_and_processes_without_a_record_count_nothing():
 def test_steps_of_both_modes(folder):
     x = fluid.data("x", [None, 4])
     loss = fluid.layers.reduce_sum(x)
+    before = record.phases.PHASES.steps
     exe = fluid.Executor(fluid.CPUPlace())
     loader = fluid.io.DataLoader.from_generator([x], capacity=2)
     loader.set_batch_generator(lambda: ([np.ones((2, 4), "float32")] for _ in range(3)), fluid.cpu_places(1))
@@ -74,8 +85,7 @@ def test_steps_of_both_modes(folder):
         exe.run(feed=feed, fetch_list=[loss])
     record.current().close()
     found = [line for path in folder.glob("*") for line in lines.Tail(path).lines()]
-    record.phases.PHASES.numbers()
-    assert record.phases.PHASES.steps >= 3
+    assert record.phases.PHASES.steps == before + 3
     assert any(line["kind"] == "program" for line in found)
 
 
@@ -124,6 +134,29 @@ def test_a_graph_is_bounded(monkeypatch):
     assert count(tree) == 4 and tree["ops"] == len(ops)
 
 
+def test_the_phases_of_imperative_mode(monkeypatch):
+    """A large product computes for longer than Python records its operators; reading a number waits for it."""
+    monkeypatch.setattr(record.phases.PHASES, "on", True)
+    with fluid.dygraph.guard():
+        layer = fluid.dygraph.Linear(512, 512)
+        sgd = fluid.optimizer.SGD(0.01, parameter_list=layer.parameters())
+        x = fluid.dygraph.to_variable(np.ones((512, 512), "float32"))
+        for step in range(12):
+            if step == 4:  # after the compilations
+                record.phases.PHASES.numbers()
+                begin = time.perf_counter()
+            loss = fluid.layers.reduce_mean(layer(layer(layer(x))))
+            loss.backward()
+            sgd.minimize(loss)
+            layer.clear_gradients()
+            assert np.isfinite(loss.numpy()).all()
+    seconds = time.perf_counter() - begin
+    found = record.phases.PHASES.numbers()
+    assert 0 < found[PREFIX + "compute"] <= seconds / 8 * 1e3
+    assert found[PREFIX + "compute"] + found[PREFIX + REST] == pytest.approx(seconds / 8 * 1e3, rel=0.2)
+    assert found[PREFIX + "compute"] > found[PREFIX + REST] / 4
+
+
 def test_a_graph_of_another_form_is_shown_as_far_as_it_is_one(tmp_path):
     path = tmp_path / "trainer.0.jsonl"
     deep = {"name": "a", "ops": 1, "reads": [], "children": []}
@@ -134,7 +167,7 @@ def test_a_graph_of_another_form_is_shown_as_far_as_it_is_one(tmp_path):
             file.write(lines.encode("program", 1, {"fingerprint": repr(tree)[:8], "tree": tree}))
     found = runs.Runs([tmp_path])
     found.look()
-    told = found.everything()["runs"][0]["programs"]
+    told = json.loads(found.everything())["runs"][0]["programs"]
     assert len(told) == 5
     json.dumps(told, allow_nan=False)
     tree = next(iter(told.values()))["tree"]
