@@ -54,7 +54,7 @@ class UnsupportedError(JFluidError, NotImplementedError):
     """A name of Fluid that this release does not provide."""
 
 
-class UnsupportedOpError(UnsupportedError):
+class UnsupportedOpError(UnsupportedError, ValueError):
     """A program contains operators that are not registered; the text lists all at once."""
 
     def __init__(self, *op_types: str, suggestions: str = "", where: Iterable[str] = ()):
@@ -122,7 +122,7 @@ class UntrustedOperatorError(ProgramError):
 
 
 class AttributeTypeError(ProgramError, TypeError):
-    """An operator's attribute has a wrong type, is unknown, or is missing."""
+    """An operator's attribute or input, or a layer's argument, has a wrong type, is unknown, or is missing."""
 
 
 class ShapeError(ProgramError):
@@ -134,7 +134,7 @@ class PositionError(ShapeError, IndexError):
 
 
 class DtypeError(ShapeError, TypeError):
-    """An operator cannot be applied to inputs of these dtypes."""
+    """An operator cannot be applied to inputs of these dtypes, or a dtype is unknown."""
 
 
 class OperandError(ShapeError):

@@ -166,6 +166,11 @@ def scaled_dot_product_attention(
     for name, x in (("queries", queries), ("keys", keys), ("values", values)):
         if len(x.shape) != 3:
             raise errors.ShapeError(f"scaled_dot_product_attention: {name} has 3 dimensions, found {list(x.shape)}")
+    if not queries.dtype == keys.dtype == values.dtype:
+        raise errors.DtypeError(
+            f"scaled_dot_product_attention: queries of {queries.dtype.name}, keys of {keys.dtype.name} and values of "
+            f"{values.dtype.name} need one dtype; cast them with layers.cast"
+        )
     if queries.shape[-1] != keys.shape[-1] or keys.shape[-2] != values.shape[-2]:
         raise errors.ShapeError(
             f"scaled_dot_product_attention: queries {list(queries.shape)}, keys {list(keys.shape)} and "

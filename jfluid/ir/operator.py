@@ -70,7 +70,7 @@ def _names(values: Any, what: str) -> list[str]:
         elif isinstance(v, (str, bytes)):
             names.append(v.decode() if isinstance(v, bytes) else v)
         else:
-            raise errors.ProgramError(f"{what}: expected a Variable or a name, found {type(v).__name__}")
+            raise errors.AttributeTypeError(f"{what}: expected a Variable or a name, found {type(v).__name__}")
     return names
 
 

@@ -9,6 +9,8 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 
+from jfluid import errors
+
 EMPTY_NAME = "@EMPTY@"  # of a variable that a slot leaves out
 
 
@@ -63,7 +65,7 @@ _FLUID = {dtype: kind for kind, dtype in _NUMPY.items()}
 def np_dtype(dtype: Any) -> np.dtype[Any]:
     """Return the NumPy dtype of `dtype`: a `VarType`, its number, a NumPy dtype or its name.
 
-    Raises TypeError for a kind without elements.
+    Raises DtypeError for a kind without elements.
     """
     # looked up for each feed of each step
     if isinstance(dtype, VarType) and dtype in _NUMPY:
@@ -72,7 +74,7 @@ def np_dtype(dtype: Any) -> np.dtype[Any]:
         try:
             return _NUMPY[VarType(int(dtype))]
         except (KeyError, ValueError):
-            raise TypeError(f"VarType {dtype!r} is not an element type") from None
+            raise errors.DtypeError(f"VarType {dtype!r} is not an element type") from None
     if isinstance(dtype, str) and dtype in ("bfloat16", "bf16"):
         return _NUMPY[VarType.BF16]
     found: np.dtype[Any] = np.dtype(dtype)
@@ -82,16 +84,18 @@ def np_dtype(dtype: Any) -> np.dtype[Any]:
 def var_type(dtype: Any) -> VarType:
     """Return the `VarType` of an element type given as NumPy dtype, name or number.
 
-    Raises TypeError for a dtype that Fluid has no number for.
+    Raises DtypeError for None, and for a dtype that Fluid has no number for.
     """
     if type(dtype) is VarType:
         return dtype
     if isinstance(dtype, (int, np.integer)) and not isinstance(dtype, bool):
         return VarType(int(dtype))
     try:
+        if dtype is None:  # for NumPy this is float64
+            raise KeyError
         return _FLUID[np_dtype(dtype)]
     except (KeyError, TypeError):
-        raise TypeError(
+        raise errors.DtypeError(
             f"dtype {dtype!r} is no element type of Fluid: " + ", ".join(str(d) for d in _NUMPY.values())
         ) from None
 

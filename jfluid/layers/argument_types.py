@@ -16,6 +16,7 @@ from typing import Any, NoReturn
 
 import numpy as np
 
+from jfluid import errors
 from jfluid.ir.program import default_main_program
 from jfluid.ir.types import HELD, np_dtype, var_type
 from jfluid.ir.variable import Variable
@@ -53,14 +54,14 @@ class _Rule:
         self._kinds = tuple(var_type(d) for d in known if d != "int")
 
     def hold(self, value: Any) -> None:
-        """Raise TypeError for a value that Fluid refuses."""
+        """Raise an error, which is a TypeError and a ValueError, for a value that Fluid refuses."""
         if self._is_dtype:
             if var_type(value) not in self._kinds:
                 self._refuse_dtype(value, "")
             return
         for v in value if self._each and isinstance(value, (list, tuple)) else (value,):
             if self._classes and not isinstance(v, self._classes):
-                raise TypeError(
+                raise errors.AttributeTypeError(
                     f"layers.{self.layer}, {self.argument}: expected {_either(self._types)}, "
                     f"found {type(v).__name__} ({v!r:.60})"
                 )
@@ -68,7 +69,7 @@ class _Rule:
                 self._refuse_dtype(v.dtype, f" (variable {v.name}); use layers.cast")
 
     def _refuse_dtype(self, dtype: Any, whose: str) -> NoReturn:
-        raise TypeError(
+        raise errors.DtypeError(
             f"layers.{self.layer}, {self.argument}: expected dtype {_either(self._dtypes)}, "
             f"found {np_dtype(dtype).name}{whose}"
         )

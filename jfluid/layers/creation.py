@@ -198,6 +198,7 @@ def fill_constant_batch_size_like(
         output_dim_idx: index of the dimension of the result.
         force_cpu: stays in the program without effect: XLA places values itself.
     """
+    check_variable(input, "fill_constant_batch_size_like", "input")
     attrs = {
         "shape": list(shape),
         "dtype": int(var_type(dtype)),

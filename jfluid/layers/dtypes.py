@@ -2,6 +2,7 @@
 
 from typing import Any
 
+from jfluid import errors
 from jfluid.ir.types import VarType
 from jfluid.ir.variable import Variable
 from jfluid.layers.helper import check_variable
@@ -14,14 +15,14 @@ BOOLS = (VarType.BOOL,)
 def hold(value: Any, kinds: tuple[VarType, ...], layer: str, what: str) -> Any:
     """Return `value`, a Variable or a list of Variables, after a check of the dtypes.
 
-    Raises TypeError for a value of another type, or for a dtype that is not in `kinds`.
+    Raises AttributeTypeError for a value of another type, DtypeError for a dtype that is not in `kinds`.
     """
     check_variable(value, layer, what)
     for v in value if isinstance(value, (list, tuple)) else (value,):
         if not isinstance(v, Variable):
-            raise TypeError(f"layers.{layer}, {what}: expected a Variable, found {v!r:.60}")
+            raise errors.AttributeTypeError(f"layers.{layer}, {what}: expected a Variable, found {v!r:.60}")
         if v.dtype is not None and v.dtype not in kinds:
-            raise TypeError(
+            raise errors.DtypeError(
                 f"layers.{layer}, {what}: expected dtype {' or '.join(k.name for k in kinds)}, "
                 f"found {VarType(v.dtype).name} (variable {v.name}); use layers.cast"
             )

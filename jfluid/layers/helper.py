@@ -10,7 +10,7 @@ from jfluid.ir import unique_name
 from jfluid.ir.block import Block
 from jfluid.ir.operator import Operator
 from jfluid.ir.program import Program, default_main_program, default_startup_program
-from jfluid.ir.types import VarType, is_float
+from jfluid.ir.types import VarType, is_float, np_dtype
 from jfluid.ir.variable import Parameter, Variable
 from jfluid.layers.weight_norm import create_weight_normalized
 from jfluid.param_attr import ParamAttr, WeightNormParamAttr
@@ -131,10 +131,12 @@ def emit(
 
 
 def check_variable(value: Any, layer: str, what: str) -> None:
-    """Raise TypeError unless `value` is a Variable, None or a list of Variables."""
+    """Raise AttributeTypeError unless `value` is a Variable, None or a list of Variables."""
     for v in value if isinstance(value, (list, tuple)) else (value,):
         if v is not None and not isinstance(v, Variable):
-            raise TypeError(f"layers.{layer}, {what}: expected a Variable, found {type(v).__name__} ({v!r:.60})")
+            raise errors.AttributeTypeError(
+                f"layers.{layer}, {what}: expected a Variable, found {type(v).__name__} ({v!r:.60})"
+            )
 
 
 class LayerHelper:
@@ -227,8 +229,12 @@ class LayerHelper:
         attr = copy.deepcopy(ParamAttr._to_attr(attr))
         dtype = dtype if dtype is not None else self.kwargs.get("dtype", "float32")
         if default_initializer is None:
-            floating = is_float(dtype)
-            default_initializer = Constant(0.0) if is_bias or not floating else Xavier()
+            if attr.initializer is None and not is_float(dtype):
+                raise errors.DtypeError(
+                    f"layer {self.layer_type}: a parameter of dtype {np_dtype(dtype).name} has no default initializer; "
+                    "cast the input to a floating dtype, or give ParamAttr(initializer=...)"
+                )
+            default_initializer = Constant(0.0) if is_bias else Xavier()
         attr._set_default_initializer(default_initializer)
         if attr.name is None:
             attr.name = unique_name.generate(f"{self.name}.{'b' if is_bias else 'w'}")

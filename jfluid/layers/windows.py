@@ -11,9 +11,7 @@ def each(value: int | Sequence[int], rank: int, layer: str, what: str) -> list[i
 
     Raises ProgramError when it is neither one number nor `rank` numbers.
     """
-    numbers: list[Any] = list(value) if isinstance(value, (list, tuple)) else [value]
-    if len(numbers) == 1:
-        numbers *= rank
+    numbers: list[Any] = list(value) if isinstance(value, (list, tuple)) else [value] * rank
     if len(numbers) != rank or not all(isinstance(n, int) for n in numbers):
         raise errors.ProgramError(f"layers.{layer}: {what} {value!r}, expected an integer or {rank} integers")
     return numbers

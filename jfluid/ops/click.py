@@ -8,6 +8,7 @@ import jax.numpy as jnp
 from jax import Array
 
 from jfluid import errors
+from jfluid.ops.axes import check_one_dtype
 from jfluid.ops.ragged import Ragged, Value, column, moved, rows_of, spread
 from jfluid.ops.ragged_dispatch import RowMask
 from jfluid.ops.registry import op
@@ -143,6 +144,7 @@ def data_norm(
 
 def _columns(op_type: str, xs: list[Array], start: int, length: int) -> list[Array]:
     """Return the columns of each input that start_index and length say."""
+    check_one_dtype(xs, op_type)
     if any(x.ndim != 2 for x in xs) or len({x.shape for x in xs}) != 1:
         raise errors.ShapeError(
             f"{op_type}: expected inputs of two dimensions and the same shape, found "

@@ -131,6 +131,11 @@ def _wide(x: Array) -> Array:
     return x.astype(jnp.float32) if x.dtype.itemsize < 4 else x
 
 
+def _exponents(x: Array) -> Array:
+    """Return exponents of a softmax, none below -64: as in Fluid a loss is at most 64 above the log of the sum."""
+    return jnp.where(x < -64, -64, x)
+
+
 @partial(jax.custom_vjp, nondiff_argnums=(2, 3, 4))
 def _softmax_loss(logits: Array, label: Array, axis: int, soft_label: Array, ignore_index: Array) -> tuple[Any, ...]:
     return _softmax_loss_forward(logits, label, axis, soft_label, ignore_index)[0]
@@ -143,12 +148,12 @@ def _softmax_loss_forward(
     top = wide.max(axis, keepdims=True)
     log_sum = jnp.log(jnp.exp(wide - top).sum(axis, keepdims=True))
     if soft_label:
-        loss = -jnp.sum(label * (wide - top - log_sum), axis, keepdims=True)
+        loss = -jnp.sum(label * (_exponents(wide - top) - log_sum), axis, keepdims=True)
     else:
         picked, skip = at_label(wide, label, ignore_index, axis, 0)
-        loss = jnp.where(skip, 0, log_sum - (picked - top))
+        loss = jnp.where(skip, 0, log_sum - _exponents(picked - top))
+    softmax = jnp.exp(_exponents(wide - top) - log_sum)
     log_sum = log_sum + top
-    softmax = jnp.exp(wide - log_sum)
     return (softmax.astype(logits.dtype), loss.astype(logits.dtype)), (logits, log_sum, label)
 
 

@@ -12,7 +12,7 @@ from jax import Array
 
 from jfluid import errors
 from jfluid.ops import row_rules
-from jfluid.ops.axes import dimension
+from jfluid.ops.axes import check_one_dtype, dimension
 from jfluid.ops.ragged import Ragged
 from jfluid.ops.registry import op, table
 from jfluid.ops.selected_rows import SelectedRows, densified, joined
@@ -41,8 +41,7 @@ def aligned(x: Any, y: Any, axis: int, what: str) -> tuple[Any, ...]:
     dimensions. `what` names the operator in errors. Raises ShapeError or DtypeError for tensors that do not
     match.
     """
-    if x.dtype != y.dtype:
-        raise errors.DtypeError(f"{what}: both tensors need one dtype, found {x.dtype} and {y.dtype}; cast one tensor")
+    check_one_dtype([x, y], what)
     rank = max(x.ndim, y.ndim)
     if x.ndim != y.ndim:
         start = abs(x.ndim - y.ndim) if axis == -1 else axis

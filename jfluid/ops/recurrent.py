@@ -8,6 +8,7 @@ from jax import Array, lax
 
 from jfluid import errors
 from jfluid.ops import sequence_loops, unrolled
+from jfluid.ops.axes import check_one_dtype
 from jfluid.ops.ragged import Level, Value, need
 from jfluid.ops.random import key_of
 from jfluid.ops.recurrent_loops import ACTIVATIONS, gru_of_rows, initial, lstm_of_rows, time_mask
@@ -218,6 +219,7 @@ def gru_unit(
 @op("lstm_unit", ins=("X", "C_prev"), outs=("C", "H"), rows="map")
 def lstm_unit(x: Array, c: Array, *, forget_bias: float = 0.0) -> tuple[Array, Array]:
     """Run one step of an LSTM from projected inputs [rows, 4 width]: input, forget, output, candidate."""
+    check_one_dtype([x, c], "lstm_unit")
     _sizes("lstm_unit", "X", x.shape[1], 4 * c.shape[1])
     _same_rows("lstm_unit", "C_prev", c.shape[0], x.shape[0])
     i, f, o, a = jnp.split(x, 4, axis=1)

@@ -260,7 +260,7 @@ def _check_slots(op: Operator, what: str, given: dict[str, list[str]], slots: tu
 def _check_counts(op: Operator, what: str, given: dict[str, list[str]], slots: tuple[Slot, ...]) -> None:
     for slot in slots:
         if not slot.many and len(given.get(slot.name, ())) > 1:
-            raise errors.ProgramError(
+            raise errors.AttributeTypeError(
                 f"operator {op.type}, {what} {slot.name}: expected one variable, found {len(given[slot.name])}"
             )
     if what == "input":
@@ -268,7 +268,7 @@ def _check_counts(op: Operator, what: str, given: dict[str, list[str]], slots: t
             s.name for s in slots if not s.optional and not given.get(s.name) and not (s.many and s.name in given)
         ]
         if missing:
-            raise errors.ProgramError(f"operator {op.type}: {what} {', '.join(missing)} is missing")
+            raise errors.AttributeTypeError(f"operator {op.type}: {what} {', '.join(missing)} is missing")
 
 
 def _like(out: Variable, source: Variable) -> None:

@@ -10,6 +10,7 @@ from jax import Array
 
 from jfluid import errors
 from jfluid.ops import refusals, static_values
+from jfluid.ops.axes import check_one_dtype
 from jfluid.ops.ragged import (
     Level,
     Ragged,
@@ -81,6 +82,7 @@ def sequence_expand_as(x: Value, y: Value) -> Value:
 def sequence_concat(xs: list[Value]) -> Value:
     """Join sequence i of the first input, of the second and so on, to one sequence."""
     xs = [need(x, "sequence_concat", "X") for x in xs]
+    check_one_dtype(xs, "sequence_concat")
     numbers = {x.last.number for x in xs}
     if len(numbers) > 1:
         raise errors.ShapeError(

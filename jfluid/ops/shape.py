@@ -10,7 +10,7 @@ from jax import Array
 
 from jfluid import errors
 from jfluid.ops import row_rules, static_values
-from jfluid.ops.axes import dimension
+from jfluid.ops.axes import check_one_dtype, dimension
 from jfluid.ops.ragged import Ragged, Value, appended
 from jfluid.ops.registry import Int, Ints, Longs, op
 
@@ -230,6 +230,7 @@ def _known_axis(axis_tensor: Array | None, axis: int) -> int | None:
 )
 def concat(xs: list[Value], axis_tensor: Array | None, *, axis: int = 0) -> Value:
     """Join the arrays along axis; along the first one ragged rows are joined without padding."""
+    check_one_dtype(xs, "concat")
     known = _known_axis(axis_tensor, axis)
     if known is None:
         return jnp.zeros((static_values.placeholder(),) * xs[0].ndim, xs[0].dtype)

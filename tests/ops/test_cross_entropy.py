@@ -131,8 +131,20 @@ def test_softmax_with_cross_entropy_of_large_logits_and_half_precision():
         check(
             "softmax_with_cross_entropy",
             {"Logits": logits.astype(dtype), "Label": np.array([[1]])},
-            expect={"Softmax": np.array([[1, 0, 0]], dtype), "Loss": np.array([[2000]], dtype)},
+            expect={"Softmax": np.array([[1, 0, 0]], dtype), "Loss": np.array([[64]], dtype)},
         )
+
+
+def test_no_exponent_of_a_softmax_loss_is_below_minus_64():
+    logits, soft = np.array([[0, 200, 70], [5, 1, 150]], "float32"), [[0.5, 0.25, 0.25], [0.5, 0.5, 0]]
+    # losses and gradients of the real Fluid
+    hard = {"Logits": logits, "Label": np.array([[0], [1]])}
+    check("softmax_with_cross_entropy", hard, expect={"Softmax": None, "Loss": np.array([[64], [64]], "float32")})
+    found = gradient("softmax_with_cross_entropy", hard, {}, "Logits", "Loss", ("Softmax",))
+    np.testing.assert_allclose(found, [[-1, 1, 0], [0, -1, 1]], atol=1e-6)
+    given = {"Logits": logits, "Label": np.array(soft, "float32")}
+    wanted = {"Softmax": None, "Loss": np.array([[48], [64]], "float32")}
+    check("softmax_with_cross_entropy", given, {"soft_label": True}, expect=wanted)
 
 
 def test_soft_labels_are_subtracted_whatever_their_sum():

@@ -1,11 +1,13 @@
 """Write jfluid/layers/argument_types.txt: which types and dtypes the real Fluid's layers accept.
 
-Fluid's layers call three functions that say so; this reads the calls and writes down the facts: the
-layer, its argument, the types, the dtypes. Run with Python 3.9 or newer, from the project's root:
+Fluid's layers call three functions that check arguments, or raise TypeError or ValueError after `isinstance`.
+This reads the calls and conditions, and writes the facts: the layer, its argument, the types, the dtypes.
+Run with Python 3.9 or newer, from the project's root:
 python -m tests.oracle.argument_types FOLDER_OF_PADDLE_FLUID
 """
 
 import ast
+import re
 import sys
 from pathlib import Path
 
@@ -19,6 +21,13 @@ FILES = (
     ],
     "nets.py",
 )
+# Conditions after which a layer raises TypeError or ValueError.
+ISINSTANCE = re.compile(
+    r"(?P<none>(?P<first>\w+) is not None and )?"
+    r"\(?not isinstance\((?P<name>\w+), [^()]*(\([^()]*\))?\)\)?"
+    r"( and \(not isinstance\((?P=name), [^()]*(\([^()]*\))?\)\))*"
+)
+ISINSTANCE_OF = re.compile(r"isinstance\(\w+, (\w+|\([^()]*\))\)")
 KINDS = {
     "Variable": "Variable",
     "list": "list",
@@ -105,11 +114,28 @@ class Reader(ast.NodeVisitor):
         self.loops.pop()
 
     def visit_If(self, node):
+        self._isinstance(node)
         self.tests.append(ast.unparse(node.test))
         if self.tests[-1].startswith("type(") and self.tests[-1].endswith(") == int"):
             self.wrapped.add((self.functions[-1].name, self.tests[-1][5:-8]))
         self.generic_visit(node)
         self.tests.pop()
+
+    def _isinstance(self, node):
+        """Note the types of an argument whose other types a condition at the top of a layer refuses."""
+        match = ISINSTANCE.fullmatch(ast.unparse(node.test))
+        raised = node.body[0].exc if isinstance(node.body[0], ast.Raise) else None
+        of_type = isinstance(raised, ast.Call) and getattr(raised.func, "id", "") in ("TypeError", "ValueError")
+        if not of_type or not match or self.tests or self.loops or len(self.functions) != 1:
+            return
+        (function,) = self.functions
+        name = match["name"]
+        parts = [ast.parse(t, mode="eval").body for t in ISINSTANCE_OF.findall(ast.unparse(node.test))]
+        found = [kinds(part) for part in parts]
+        if name in [a.arg for a in function.args.args] and None not in found:
+            types = [t for part in found for t in part] + (["None"] if match["none"] else [])
+            for layer in MADE.get(function.name, ([function.name],))[0]:
+                self.found.append((layer, name, "", types, None))
 
     def visit_Call(self, node):
         self.generic_visit(node)
