@@ -103,7 +103,7 @@ def extents(name: str, n: Any) -> Extents:
 
 def write(module: Module) -> None:
     """Write all kernels."""
-    chunk = _chunk(module)
+    chunk = _Chunk(module).write()
     for name, given in ((NAME, 2), (FINISHED, 3), (UPDATE, 4)):
         xla_tasks.define(module, name, _with_all(module, name, chunk, given), given)
 
@@ -324,175 +324,172 @@ def _turned(f: Function, rows: list[Any]) -> list[Any]:
     return rows
 
 
-def _chunk(module: Module) -> Any:
-    widths = (WIDTH, LANES)
-    copies = {
-        n: [
-            write(module, f"product_{name}_{n}", n)
-            for name, write in (("turned_parts", _turned_parts), ("parts", _parts))
-        ]
-        for n in (TILE, *widths)
-    }
-    tiles = {
-        (along, width): [_tile(module, height, width, along) for height in _HEIGHTS]
-        for along in (False, True)
-        for width in widths
-    }
-    copying = [_tile(module, TILE, WIDTH, along, "others") for along in (False, True)]
-    copying_x = _tile(module, TILE, WIDTH, copies="numbers")
-    finish = _finish(module)
-    f = xla_tasks.begin_chunk(module, "product", _ARRAYS, GEOMETRY)
-    v, b = f.v, f.b
+class _Chunk:
+    """Writer of the kernel of a chunk: it packs parts of x and y, and calls tiles and epilogues."""
 
-    def part(i: Any, size: Any, count: Any) -> Any:
+    def __init__(self, module: Module):
+        widths = (WIDTH, LANES)
+        self._packings = {
+            width: [
+                _turned_parts(module, f"product_turned_parts_{width}", width),
+                _parts(module, f"product_parts_{width}", width),
+            ]
+            for width in (TILE, *widths)
+        }
+        self._tiles = {
+            (along, width): [_tile(module, height, width, along) for height in _HEIGHTS]
+            for along in (False, True)
+            for width in widths
+        }
+        self._packing_y = [_tile(module, TILE, WIDTH, along, "others") for along in (False, True)]
+        self._packing_x = _tile(module, TILE, WIDTH, copies="numbers")
+        self._finish = _finish(module)
+        self._f = f = xla_tasks.begin_chunk(module, "product", _ARRAYS, GEOMETRY)
+        self._v, self._b = v, b = f.v, f.b
+        self._times = b.sdiv(f.sum(v["depth"], b.sub(v["held"], I64(1))), v["held"])  # packings of y
+        i = b.srem(v["chunk"], v["parts"])
+        self._first, end = (self._part(n, v["rows"], v["parts"]) for n in (i, f.sum(i, I64(1))))
+        self._rows = b.sub(end, self._first)
+        self._high = self._parts_of(self._rows, TILE)  # tiles
+        # Part of the columns overlap with those before, unless they are a multiple of a vector.
+        self._wide = b.sdiv(f.sum(v["columns"], I64(WIDTH - LANES - 1)), I64(WIDTH))
+        group, panels = b.sdiv(v["chunk"], v["parts"]), self._parts_of(v["columns"], WIDTH)
+        self._start, self._stop = (self._part(n, panels, v["groups"]) for n in (group, f.sum(group, I64(1))))
+        # Packed rows of y serve all chunks of a thread with the same group.
+        noted = xla_tasks.holds(f, v["scratch"])
+        self._known = b.icmp_signed("==", f.load(noted, I64), f.sum(group, I64(1)))
+        self._several = b.icmp_signed(">", self._times, I64(1))
+        b.store(b.select(self._several, I64(0), f.sum(group, I64(1))), noted)
+        scratch = b.ptrtoint(v["scratch"], I64)
+        self._others = b.inttoptr(b.and_(f.sum(scratch, I64(LINE - 1)), I64(-LINE)), POINTER)
+        self._apart = f.sum(f.product(v["held"], I64(WIDTH)), I64(_BETWEEN))
+        self._numbers = f.at(self._others, f.product(b.sub(self._stop, self._start), self._apart))
+        self._sums = f.at(self._numbers, I64(BLOCK * TILE + _BETWEEN))
+        # Sums are kept until the last rows: of a tile, or of all tiles while y is packed again.
+        self._kept = b.select(self._several, self._high, I64(1))
+        self._turned = {name: b.icmp_signed("!=", v[f"{name}_turned"], I64(0)) for name in "xy"}
+        self._along = b.and_(self._turned["x"], b.icmp_signed("==", v["x_copied"], I64(0)))
+
+    def write(self) -> Any:
+        """Write the kernel's loops, and return its function."""
+        f, b = self._f, self._b
+        with f.loop(self._times) as time:
+            copied = self._bounds(time, self._v["depth"], self._times)
+            with b.if_then(b.not_(self._known)):
+                self._pack_y(copied)
+            blocks = self._parts_of(b.sub(copied[1], copied[0]), BLOCK)
+            with f.loop(self._high) as i, f.loop(blocks) as block:
+                self._block(i, copied, self._bounds(block, b.sub(copied[1], copied[0]), blocks))
+        return f.end()
+
+    def _part(self, i: Any, size: Any, count: Any) -> Any:
         """Return the beginning of part `i` of `count`."""
-        return b.sdiv(f.product(i, size), count)
+        return self._b.sdiv(self._f.product(i, size), count)
 
-    def parts_of(size: Any, most: int) -> Any:
-        return b.sdiv(f.sum(size, I64(most - 1)), I64(most))
+    def _bounds(self, i: Any, size: Any, count: Any) -> tuple[Any, Any]:
+        """Return beginning and end of part `i` of `count`."""
+        return self._part(i, size, count), self._part(self._f.sum(i, I64(1)), size, count)
 
-    whole = b.sdiv(f.sum(v["depth"], b.sub(v["held"], I64(1))), v["held"])  # times that y is copied
-    i = b.srem(v["chunk"], v["parts"])
-    first, end = (part(n, v["rows"], v["parts"]) for n in (i, f.sum(i, I64(1))))
-    rows = b.sub(end, first)
-    high = parts_of(rows, TILE)  # tiles
-    # Part of the columns overlap with those before, unless they are a multiple of a vector.
-    wide = b.sdiv(f.sum(v["columns"], I64(WIDTH - LANES - 1)), I64(WIDTH))
-    group, panels = b.sdiv(v["chunk"], v["parts"]), parts_of(v["columns"], WIDTH)
-    start, stop = (part(n, panels, v["groups"]) for n in (group, f.sum(group, I64(1))))
-    # What is copied of all rows of y serves all chunks of a thread that are of one group.
-    noted = xla_tasks.holds(f, v["scratch"])
-    known = b.icmp_signed("==", f.load(noted, I64), f.sum(group, I64(1)))
-    several = b.icmp_signed(">", whole, I64(1))
-    b.store(b.select(several, I64(0), f.sum(group, I64(1))), noted)
-    scratch = b.ptrtoint(v["scratch"], I64)
-    others = b.inttoptr(b.and_(f.sum(scratch, I64(LINE - 1)), I64(-LINE)), POINTER)
-    apart = f.sum(f.product(v["held"], I64(WIDTH)), I64(_BETWEEN))
-    numbers = f.at(others, f.product(b.sub(stop, start), apart))
-    sums = f.at(numbers, I64(BLOCK * TILE + _BETWEEN))
-    # Sums are kept until the last rows: those of a tile, or of all of them while y is copied anew.
-    kept = b.select(several, high, I64(1))
-    turned = {name: b.icmp_signed("!=", v[f"{name}_turned"], I64(0)) for name in "xy"}
-    along = b.and_(turned["x"], b.icmp_signed("==", v["x_copied"], I64(0)))
+    def _parts_of(self, size: Any, most: int) -> Any:
+        return self._b.sdiv(self._f.sum(size, I64(most - 1)), I64(most))
 
-    def copy(
-        name: str,
-        width: int,
-        rows: tuple[Any, Any],
-        at: Any,
-        to: Any,
-        size: Any,
-        first: Any,
-        end: Any,
+    def _pack(
+        self, name: str, width: int, rows: tuple[Any, Any], at: Any, to: Any, size: Any, first: Any, end: Any
     ) -> None:
         """Write the packing of parts of rows from `rows[0]` to before `rows[1]`, from column `at` on.
 
         Where the matrix is transposed, `at` is a row.
         """
+        f, v, b = self._f, self._v, self._b
         pitch = v["rows" if name == "x" else "columns"]
         done, depth = rows[0], b.sub(rows[1], rows[0])
-        places = [
-            f.at(v[name], done, f.product(at, v["depth"])),
-            f.at(v[name], at, f.product(done, pitch)),
-        ]
-        with b.if_else(turned[name]) as cases:
-            for case, copying, place, distance in zip(cases, copies[width], places, (v["depth"], pitch)):
+        places = [f.at(v[name], done, f.product(at, v["depth"])), f.at(v[name], at, f.product(done, pitch))]
+        with b.if_else(self._turned[name]) as cases:
+            for case, packing, place, distance in zip(cases, self._packings[width], places, (v["depth"], pitch)):
                 with case:
-                    f.call(copying, place, to, depth, distance, size, first, end, apart)
+                    f.call(packing, place, to, depth, distance, size, first, end, self._apart)
 
-    def of_panel(panel: Any, width: int) -> tuple[Any, Any]:
+    def _pack_y(self, rows: tuple[Any, Any]) -> None:
+        """Write the packing of rows of y, except for rows that the first tile packs."""
+        f, b, size = self._f, self._b, self._v["columns"]
+        with b.if_then(self._turned["y"]):
+            self._pack("y", WIDTH, rows, I64(0), self._others, size, self._start, f.least(self._stop, self._wide))
+        with b.if_then(b.icmp_signed(">", self._stop, self._wide)):
+            last = f.at(self._others, f.product(b.sub(self._wide, self._start), self._apart))
+            self._pack("y", LANES, rows, I64(0), last, size, size, f.sum(size, I64(1)))
+
+    def _block(self, i: Any, copied: tuple[Any, Any], inside: tuple[Any, Any]) -> None:
+        """Write the products of tile row `i` and a block of rows: `inside` counts from `copied[0]`."""
+        f, v, b = self._f, self._v, self._b
+        copies_y = b.and_(b.icmp_signed("==", i, I64(0)), b.not_(b.or_(self._known, self._turned["y"])))
+        these = (f.sum(copied[0], inside[0]), f.sum(copied[0], inside[1]))
+        row, after = (f.sum(self._first, n) for n in self._bounds(i, self._rows, self._high))
+        count = b.sub(after, row)
+        left = f.least(row, b.sub(v["rows"], I64(TILE)))
+        # Otherwise the tile of the first panel packs x.
+        copies_x = b.and_(b.icmp_signed("<", self._start, self._wide), b.not_(copies_y))
+        copies_x = b.and_(copies_x, b.not_(self._turned["x"]))
+        with b.if_then(b.not_(b.or_(self._along, copies_x))):
+            self._pack("x", TILE, these, left, self._numbers, I64(TILE), I64(0), I64(1))
+        height = f.greatest(count, I64(_HEIGHTS[-1]))
+        lowest = f.least(row, b.sub(v["rows"], height))
+        with f.loop(self._stop, self._start) as panel:
+            narrow = b.icmp_signed(">=", panel, self._wide)
+            copies = b.and_(copies_y, b.not_(narrow))
+            copies_here = b.and_(copies_x, b.icmp_signed("==", panel, self._start))
+            begin = b.select(b.or_(copies, copies_here), left, lowest)
+            given, pitch = self._rows_of_x(these[0], begin, left, copies_here)
+            place = f.product(b.sub(panel, self._start), self._kept)
+            place = f.sum(place, b.select(self._several, i, I64(0)))
+            place = f.at(self._sums, f.product(place, I64(_SUMS)))
+            held = f.at(self._others, f.product(b.sub(panel, self._start), self._apart))
+            with b.if_else(narrow) as cases:
+                for case, width in zip(cases, (LANES, WIDTH)):
+                    with case:
+                        column, skipped = self._of_panel(panel, width)
+                        tile = self._tile_of(width, height, copies, copies_here)
+                        of_y = f.at(v["y"], f.product(these[0], v["columns"]), column)
+                        beside = b.select(copies_here, self._numbers, of_y)
+                        of_held = f.at(held, f.product(inside[0], I64(width)))
+                        depth, adds = b.sub(inside[1], inside[0]), b.icmp_signed(">", these[0], I64(0))
+                        f.call(tile, given, of_held, place, beside, depth, pitch, v["columns"], adds)
+                        with b.if_then(b.icmp_signed("==", these[1], v["depth"])):
+                            sums = f.at(place, f.product(b.sub(row, begin), I64(WIDTH)))
+                            self._store(sums, row, count, column, skipped, width)
+
+    def _rows_of_x(self, depth: Any, begin: Any, left: Any, copies_here: Any) -> tuple[Any, Any]:
+        """Return the pointer to a tile's rows of x, from `begin` on, and the distance between rows."""
+        f, v, b = self._f, self._v, self._b
+        plain = f.at(v["x"], f.product(depth, v["rows"]), begin)
+        turned = f.at(v["x"], depth, f.product(begin, v["depth"]))
+        in_place = b.or_(self._along, copies_here)
+        given = b.select(self._along, turned, plain)
+        given = b.select(in_place, given, f.at(self._numbers, b.sub(begin, left)))
+        return given, b.select(in_place, b.select(self._along, v["depth"], v["rows"]), I64(TILE))
+
+    def _of_panel(self, panel: Any, width: int) -> tuple[Any, Any]:
         """Return the first column of a panel, and how many of the panel's columns the panel before has."""
+        f, b = self._f, self._b
         column = f.product(panel, I64(WIDTH))
-        inside = f.least(column, f.greatest(b.sub(v["columns"], I64(width)), I64(0)))
+        inside = f.least(column, f.greatest(b.sub(self._v["columns"], I64(width)), I64(0)))
         return inside, b.sub(column, inside)
 
-    with f.loop(whole) as time:
-        copied = tuple(part(n, v["depth"], whole) for n in (time, f.sum(time, I64(1))))
-        with b.if_then(b.not_(known)):
-            with b.if_then(turned["y"]):  # else the first tile copies what it reads
-                copy("y", WIDTH, copied, I64(0), others, v["columns"], start, f.least(stop, wide))
-            with b.if_then(b.icmp_signed(">", stop, wide)):
-                last = f.at(others, f.product(b.sub(wide, start), apart))
-                size = v["columns"]
-                copy("y", LANES, copied, I64(0), last, size, size, f.sum(size, I64(1)))
-        blocks = parts_of(b.sub(copied[1], copied[0]), BLOCK)
-        with f.loop(high) as i, f.loop(blocks) as block:
-            copies_y = b.and_(b.icmp_signed("==", i, I64(0)), b.not_(b.or_(known, turned["y"])))
-            inside = tuple(part(n, b.sub(copied[1], copied[0]), blocks) for n in (block, f.sum(block, I64(1))))
-            these = tuple(f.sum(copied[0], n) for n in inside)
-            depth = b.sub(inside[1], inside[0])
-            adds = b.icmp_signed(">", these[0], I64(0))
-            is_last = b.icmp_signed("==", these[1], v["depth"])
-            row, after = (f.sum(first, part(n, rows, high)) for n in (i, f.sum(i, I64(1))))
-            count = b.sub(after, row)
-            left = f.least(row, b.sub(v["rows"], I64(TILE)))
-            # else the tile of the first panel copies what it reads
-            copies_x = b.and_(b.icmp_signed("<", start, wide), b.not_(copies_y))
-            copies_x = b.and_(copies_x, b.not_(turned["x"]))
-            with b.if_then(b.not_(b.or_(along, copies_x))):
-                copy("x", TILE, these, left, numbers, I64(TILE), I64(0), I64(1))
-            height = f.greatest(count, I64(_HEIGHTS[-1]))
-            lowest = f.least(row, b.sub(v["rows"], height))
-            with f.loop(stop, start) as panel:
-                narrow = b.icmp_signed(">=", panel, wide)
-                copies = b.and_(copies_y, b.not_(narrow))
-                copies_here = b.and_(copies_x, b.icmp_signed("==", panel, start))
-                begin = b.select(b.or_(copies, copies_here), left, lowest)
-                of_x = [
-                    f.at(v["x"], f.product(these[0], v["rows"]), begin),
-                    f.at(v["x"], these[0], f.product(begin, v["depth"])),
-                ]
-                in_place = b.or_(along, copies_here)
-                given = b.select(along, of_x[1], of_x[0])
-                given = b.select(in_place, given, f.at(numbers, b.sub(begin, left)))
-                pitch = b.select(along, v["depth"], v["rows"])
-                pitch = b.select(in_place, pitch, I64(TILE))
-                place = f.product(b.sub(panel, start), kept)
-                place = f.sum(place, b.select(several, i, I64(0)))
-                place = f.at(sums, f.product(place, I64(_SUMS)))
-                held = f.at(others, f.product(b.sub(panel, start), apart))
-                with b.if_else(narrow) as cases:
-                    for case, width in zip(cases, (LANES, WIDTH)):
-                        with case:
-                            column, skipped = of_panel(panel, width)
-                            tile = None
-                            for n, *both in zip(_HEIGHTS, tiles[False, width], tiles[True, width]):
-                                other = b.select(along, both[1], both[0])
-                                is_high = b.icmp_signed("==", height, I64(n))
-                                tile = b.select(is_high, other, tile) if tile else other
-                            of_y = f.at(v["y"], f.product(these[0], v["columns"]), column)
-                            if width == WIDTH:
-                                other = b.select(along, copying[1], copying[0])
-                                tile = b.select(copies, other, tile)
-                                tile = b.select(copies_here, copying_x, tile)
-                            beside = b.select(copies_here, numbers, of_y)
-                            f.call(
-                                tile,
-                                given,
-                                f.at(held, f.product(inside[0], I64(width))),
-                                place,
-                                beside,
-                                depth,
-                                pitch,
-                                v["columns"],
-                                adds,
-                            )
-                            with b.if_then(is_last):
-                                here = f.sum(f.product(row, v["columns"]), column)
-                                of_rows = b.icmp_signed(">=", v["finish"], I64(SLOPE))
-                                of_e = f.at(v["e"], b.select(of_rows, here, column))
-                                before = f.at(place, f.product(b.sub(row, begin), I64(WIDTH)))
-                                stop_at = f.least(I64(width), b.sub(v["columns"], column))
-                                f.call(
-                                    finish,
-                                    before,
-                                    f.at(v["out"], here),
-                                    of_e,
-                                    v["r"],
-                                    v["columns"],
-                                    count,
-                                    skipped,
-                                    stop_at,
-                                    v["finish"],
-                                )
-    return f.end()
+    def _tile_of(self, width: int, height: Any, copies: Any, copies_here: Any) -> Any:
+        """Return the tile's function for `height` rows, which packs y if `copies`, x if `copies_here`."""
+        b, tile = self._b, None
+        for n, plain, along in zip(_HEIGHTS, self._tiles[False, width], self._tiles[True, width]):
+            found = b.select(self._along, along, plain)
+            tile = b.select(b.icmp_signed("==", height, I64(n)), found, tile) if tile else found
+        if width == WIDTH:
+            tile = b.select(copies, b.select(self._along, self._packing_y[1], self._packing_y[0]), tile)
+            tile = b.select(copies_here, self._packing_x, tile)
+        return tile
+
+    def _store(self, sums: Any, row: Any, count: Any, column: Any, skipped: Any, width: int) -> None:
+        """Write the epilogue of the sums of `count` rows from `row`, of columns from `column`."""
+        f, v, b = self._f, self._v, self._b
+        here = f.sum(f.product(row, v["columns"]), column)
+        of_rows = b.icmp_signed(">=", v["finish"], I64(SLOPE))
+        of_e = f.at(v["e"], b.select(of_rows, here, column))
+        stop = f.least(I64(width), b.sub(v["columns"], column))
+        f.call(self._finish, sums, f.at(v["out"], here), of_e, v["r"], v["columns"], count, skipped, stop, v["finish"])

@@ -34,8 +34,8 @@ _ON_GPUS = """
 
 The operators of this table lower for CUDA (`tests/gpu`), and `python -m jfluid.check_device` compares results of a GPU
 with results of the CPU: operators with a case (`jfluid/check_device/operators.jsonl`), and small programs for operators
-that a case cannot show (`jfluid/check_device/structure.py`). The programs of the benchmarks, the gallery and the golden runs
-lower, too.
+that a case cannot show (`jfluid/check_device/structure.py`). The programs of the benchmarks, the gallery and the golden
+runs lower, too.
 
 """
 _ELSEWHERE = """
