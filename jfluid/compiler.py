@@ -285,7 +285,7 @@ class CompiledProgram:
         known, at = self._compiled_for or (scope, place)
         if scope is not known or (place and at and not at._equals(place)):
             raise errors.ProgramError(
-                f"_compile: this program is compiled for another {'place' if scope is known else 'scope'}"
+                f"_compile: this program is compiled for a different {'place' if scope is known else 'scope'}"
             )
         self._compiled_for = known, at
         return self

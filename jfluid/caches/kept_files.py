@@ -84,7 +84,7 @@ def _pass_over(problem: str) -> None:
     """Warn once about a file or folder that is skipped."""
     warnings.warn(
         f"{problem}. Compiled programs in this folder are passed over, since other users may have written it: make "
-        f"the folder and its files this user's alone, or name another by {_DIRECTORY}",
+        f"the folder and its files this user's alone, or name a different folder by {_DIRECTORY}",
         RuntimeWarning,
         stacklevel=3,
     )

@@ -33,9 +33,9 @@ def test_a_program_is_compiled_for_one_scope_and_place():
     scope = fluid.global_scope()
     assert program._compile(scope, fluid.CPUPlace()) is program
     assert program._compile(scope, fluid.CPUPlace()) is program
-    with pytest.raises(errors.ProgramError, match="compiled for another scope"):
+    with pytest.raises(errors.ProgramError, match="compiled for a different scope"):
         program._compile(fluid.core.Scope(), fluid.CPUPlace())
-    with pytest.raises(errors.ProgramError, match="compiled for another place"):
+    with pytest.raises(errors.ProgramError, match="compiled for a different place"):
         program._compile(scope, core.CUDAPinnedPlace())
 
 

@@ -49,7 +49,7 @@ def test_hosts_of_a_hierarchy_are_counted():
     transpile(trainers=four, current_endpoint="a:2", use_hierarchical_allreduce=True)
     op = fluid.default_startup_program().global_block().ops[-1]
     assert op.type == "gen_nccl_id" and op.attr("hierarchical_allreduce_inter_nranks") == 2
-    with pytest.raises(errors.ProgramError, match=r"of which all trainers \(4\) are a multiple; found 3"):
+    with pytest.raises(errors.ProgramError, match=r"a divisor of the number of all trainers \(4\), found 3"):
         transpile(
             trainers=four,
             current_endpoint="a:2",
