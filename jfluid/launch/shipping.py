@@ -29,6 +29,7 @@ _MOST_AT_END = 8 << 20
 _SECONDS_BETWEEN = 1.0
 _LARGEST_PROFILE = 64 << 20
 _LOG_BYTES = 1 << 20
+_MOST_FILES = 20_000  # of all hosts
 _LOG_BACKLOG = 256 << 10  # of a log: what lies farther behind its end is left out
 _LOG = re.compile(r"(worker|server)log\.\d{1,9}", re.ASCII)
 _NAME = re.compile(r"(trainer|server|process|launcher)\.(\d{1,9})\.jsonl", re.ASCII)
@@ -230,16 +231,22 @@ class Receiver:
             if (match := _NAME.fullmatch(message.name)) is not None:
                 role, rank = match.groups()
                 fits = int(rank) == node if role == "launcher" else True
-                if fits and self._owners.setdefault(message.name, node) == node:
+                if fits and self._owns(message.name, node):
                     self._append(self._folder / message.name, data)
-            elif _LOG.fullmatch(message.name) and self._owners.setdefault(message.name, node) == node:
+            elif _LOG.fullmatch(message.name) and self._owns(message.name, node):
                 self._append_log(self._folder.parent / message.name, data)
-            elif _PROFILE.fullmatch(message.name) and self._owners.setdefault(message.name, node) == node:
+            elif _PROFILE.fullmatch(message.name) and self._owns(message.name, node):
                 self._collect(self._folder.parent / message.name, data, message.last)
         except OSError as error:
             if not self._failed:
                 say(f"jfluid-launch: the record of host {node} cannot be written ({error.strerror})")
             self._failed = True
+
+    def _owns(self, name: str, node: int) -> bool:
+        """Return True if a host may write a file: the first host to send it, of at most `_MOST_FILES` files."""
+        if name not in self._owners and len(self._owners) >= _MOST_FILES:
+            return False
+        return self._owners.setdefault(name, node) == node
 
     def _append(self, path: Path, data: bytes) -> None:
         """Add whole lines to a record; one that grows too large is thinned."""

@@ -126,6 +126,18 @@ def test_a_file_belongs_to_the_host_that_sent_it_first(record):
     assert steps(head.folder / "trainer.5.jsonl") == [1]
 
 
+def test_a_host_makes_a_bounded_number_of_files(record, monkeypatch):
+    head, _ = record
+    receiver = Receiver(head)
+    monkeypatch.setattr(shipping, "_MOST_FILES", 3)
+    data = base64.b64encode(b"a line\n").decode()
+    for rank in range(1, 6):
+        receiver.take(1, Recorded(name=f"workerlog.{rank}", data=data, last=False))
+    receiver.take(1, Recorded(name="workerlog.1", data=data, last=False))
+    logs = {path.name: path.read_text() for path in head.folder.parent.glob("workerlog.*")}
+    assert logs == {"workerlog.1": "a line\na line\n", "workerlog.2": "a line\n", "workerlog.3": "a line\n"}
+
+
 def test_what_is_no_line_is_passed_over_and_files_are_thinned(record, monkeypatch):
     head, _ = record
     receiver = Receiver(head)
