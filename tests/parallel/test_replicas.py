@@ -658,7 +658,7 @@ def test_an_inference_program_takes_fewer_batches_than_replicas():
 
 
 @pytest.mark.parametrize("joined", [True, False])
-def test_sequence_pad_of_replicas_whose_longest_sequences_are_alike(joined):
+def test_replicas_pad_to_their_longest_sequences(joined):
     fluid.set_flags({"FLAGS_cpu_replicas_joined": joined})
     x = fluid.data("x", [None, 1], "float32", lod_level=1)
     padded, _ = layers.sequence_pad(x, layers.fill_constant([1], "float32", 0.5))
@@ -672,5 +672,8 @@ def test_sequence_pad_of_replicas_whose_longest_sequences_are_alike(joined):
         return exe.run(program, feed={"x": rows}, fetch_list=[loss])[0]
 
     np.testing.assert_allclose(run([3, 2, 1, 3]), [10.5 / 6, 27 / 6], rtol=1e-6)
-    with pytest.raises(errors.UnsupportedError, match=r"longest sequence of x.*\[4, 2\]"):
-        run([1, 4, 2, 2])
+    if joined:
+        np.testing.assert_allclose(run([1, 4, 2, 2]), [11.5 / 8, 26 / 4], rtol=1e-6)
+    else:
+        with pytest.raises(errors.UnsupportedError, match=r"longest sequence of x.*\[4, 2\]"):
+            run([1, 4, 2, 2])
