@@ -44,8 +44,11 @@ class Entry(Protocol):
 
     def prepare(
         self, trace: Callable[[], Any], arguments: Arguments
-    ) -> Callable[[], tuple[Any, Callable[[Any], None]]] | None:
-        """Return a function that makes an executable and a callback for the first run's results; None to keep none."""
+    ) -> Callable[[bool], tuple[Any, Callable[[Any], None]]] | None:
+        """Return a function that makes an executable and a callback for the first run's results; None to keep none.
+
+        The function takes True if steps run meanwhile.
+        """
 
     def load(self, arguments: Arguments) -> Any:
         """Return the stored executable, or None."""
@@ -149,6 +152,7 @@ class Executables:
     ):
         self._fresh, self._entry, self._interprets = fresh, entry, interprets
         self._begun = LruCache[Beside](_MOST_BEGUN)
+        self._loaded: tuple[Form, Any] | None = None  # from a file, for the next call
         self._all: dict[Form, Executable] = {}
         self._only: Executable | None = None  # if there is one
         # the places where the forms differ, and the executables by their forms at these places
@@ -210,8 +214,13 @@ class Executables:
                 return results
         begun = self._begun.pop(forms, None)
         start = time.perf_counter()
-        compile = begun.compiled if begun else self._compilation(lambda: self.trace(*arguments), arguments)
-        run, keep = compile()
+        loaded, self._loaded = self._loaded, None
+        if loaded is not None and loaded[0] == forms:
+            run, keep = loaded[1], _nothing
+        elif begun:
+            run, keep = begun.compiled()
+        else:
+            run, keep = self._compilation(lambda: self.trace(*arguments), arguments)(False)
         seconds = time.perf_counter() - start
         found = Executable(run, arguments, ref(self))
         self._all[found.forms] = found
@@ -223,16 +232,17 @@ class Executables:
         jax_caches.look()
         return results
 
-    def _compilation(self, trace: Callable[[], Any], arguments: Arguments) -> Callable[[], Any]:
-        """Return a function without arguments that compiles: it returns the executable and a callback for the first results.
+    def _compilation(self, trace: Callable[[], Any], arguments: Arguments) -> Callable[[bool], Any]:
+        """Return a function that compiles: it returns the executable and a callback for the first results.
 
-        The function does not hold the arguments, unless `trace` does: a step may overwrite these meanwhile.
+        The function takes True if steps run meanwhile. The function does not hold the arguments, unless `trace` does: a
+        step may overwrite these meanwhile.
         """
         kept = self._entry.prepare(trace, arguments) if self._entry else None
 
-        def compile() -> Any:
+        def compile(beside: bool) -> Any:
             with jax_caches.not_kept():
-                return kept() if kept else (library_fusions.compiled(trace()), lambda results: None)
+                return kept(beside) if kept else (library_fusions.compiled(trace(), beside), _nothing)
 
         return compile
 
@@ -248,7 +258,10 @@ class Executables:
             return begun
         if _bytes(arguments) > _MOST_INTERPRETED:
             return None
-        if self._entry is not None and self._entry.load(arguments) is not None:
+        if self._loaded is not None and self._loaded[0] == forms:
+            return None
+        if self._entry is not None and (loaded := self._entry.load(arguments)) is not None:
+            self._loaded = forms, loaded
             return None
         traced = self.trace(*arguments)
         compile = self._compilation(lambda: traced, arguments)
@@ -262,6 +275,10 @@ class Executables:
             self._differ = [place for place in every[0].places if len({_at(f, place) for f in forms}) > 1]
             found = {tuple([_at(one.forms, p) for p in self._differ]): one for one in every}
         self._only, self._found = every[0] if len(every) == 1 else None, found
+
+
+def _nothing(results: Any) -> None:
+    """Take the first results of an executable that is not written to a file."""
 
 
 def _few_mappings_are_left() -> bool:
