@@ -16,7 +16,7 @@ BENCH_ARGS ?=
 BIN := $(VENV)/bin
 PYTHONS := $(or $(PYTHON),python3 python3.14 python3.13 python3.12 python3.11)
 
-.PHONY: bench demo test quick check-gpu check-compiled coverage lint chaos fuzz soak site clean
+.PHONY: bench demo test times quick nightly check-gpu check-compiled coverage lint chaos fuzz soak site clean
 
 demo: $(VENV)/.demo
 	$(BIN)/jfluid-launch configs/ctr_dnn.yaml
@@ -24,9 +24,17 @@ demo: $(VENV)/.demo
 test: $(VENV)/.test
 	$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile $(PYTEST_ARGS)
 
+# Renews tests/file_seconds.json and tests/slow_tests.txt; of some files only with PYTEST_ARGS="tests/ops".
+times: $(VENV)/.test
+	JFLUID_RENEW=1 $(MAKE) test
+
 # While you write: without the tests that start processes and those that take more than 1 s of processor time.
 quick: $(VENV)/.test
 	$(MAKE) test PYTEST_ARGS='-m "not process and not slow" $(PYTEST_ARGS)'
+
+# Tests that repeat at length what shorter ones prove; nightly.
+nightly: $(VENV)/.test
+	$(MAKE) test PYTEST_ARGS='-m nightly $(PYTEST_ARGS)'
 
 # What works on this machine's GPUs, and how fast; on the CPU where there is none. CUDA=cuda12 is for older drivers.
 check-gpu: $(VENV)/.$(CUDA)

@@ -89,8 +89,8 @@ def crossing(megabytes=32, count=20):
 def _print(found):
     for row in found["loaders"]:
         print(
-            f"| {found['model']} | {found['engine']} | {found['fed_ms']:.2f} | {100 * row['busy']:.0f}% | {row['ms']:.2f} | "
-            f"{100 * row['waits']:.1f}% |",
+            f"| {found['model']} | {found['engine']} | {found['fed_ms']:.2f} | {100 * row['busy']:.0f}% | "
+            f"{row['ms']:.2f} | {100 * row['waits']:.1f}% |",
             flush=True,
         )
 

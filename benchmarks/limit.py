@@ -1,6 +1,7 @@
 """How near programs are to what the machine can do, and to other engines on the same programs.
 
-    python benchmarks/limit.py [MODEL ...] [--rounds 5] [--torch PYTHON] [--paddle PYTHON] [--fluid PYTHON] [--json FILE]
+    python benchmarks/limit.py [MODEL ...] [--rounds 5] [--torch PYTHON] [--paddle PYTHON] [--fluid PYTHON] [--json
+    FILE]
 
 First the machine: the fastest single-precision matrix product (NumPy, XLA, PyTorch where `--torch` names
 an interpreter that has it), the fastest convolution of a few shapes (XLA, PyTorch's oneDNN), and copies

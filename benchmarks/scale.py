@@ -8,7 +8,7 @@ Each call of each trainer waits its turn at each server, as in a job; which serv
 which piece of the dense parameters, comes from the functions that jobs use. What a call and a row
 cost (`Costs`) was measured on this project's machine (docs/scale.md): replace it by yours.
 It says what limits each job: the trainers, the servers' rows, or the wire. The model is held
-against formulas where there are some (tests/test_scale.py); benchmarks/scale_check.py holds one in
+against formulas where there are some (tests/benchmarks/test_scale.py); benchmarks/scale_check.py holds one in
 which all processes share a machine against jobs that run.
 """
 

@@ -5,8 +5,8 @@
 Four honest clients ask for a row every 20 ms each, on connections that they keep. Each attack is a process
 of its own, whose turn is last (nice 19): it stands for other machines, which would not take this one's
 processor. They do take its memory bandwidth and caches: so rounds alternate in which nobody attacks, in which another
-server of the same kind is attacked, and in which their own is. A ratio compares the medians of their p99. `--most` makes
-the exit code 1 where a ratio is above it, or an honest request is not answered by 200.
+server of the same kind is attacked, and in which their own is. A ratio compares the medians of their p99. `--most`
+makes the exit code 1 where a ratio is above it, or an honest request is not answered by 200.
 """
 
 import argparse
@@ -300,8 +300,8 @@ def measure(attacks, seconds, rounds):
             alone, other, with_it = (np.median(seen, axis=0) for seen in found.values())
             ratio = with_it[1] / alone[1]
             worst = max(worst, ratio)
-            print("%-16s %8.2f %8.2f %8.2f %8.2f %8.2f %8.2f %6.2f %6.2f %d, %d" % (
-                name, *alone, *other, *with_it, ratio, with_it[1] / other[1], *memory(process)), flush=True)  # fmt: skip
+            figures = (*alone, *other, *with_it, ratio, with_it[1] / other[1], *memory(process))
+            print("%-16s %8.2f %8.2f %8.2f %8.2f %8.2f %8.2f %6.2f %6.2f %d, %d" % (name, *figures), flush=True)
     return worst, wrong
 
 

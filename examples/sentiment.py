@@ -23,10 +23,11 @@ SUBJECTS = (
     "plot acting music ending dialogue pace camera cast script humour beginning lighting story hero villain "
     "soundtrack editing costume scenery narrator"
 ).split()
-ADJECTIVES = (
-    "dull weak boring clumsy terrible bland awful predictable tiresome shallow poor annoying messy lifeless dreadful".split(),
-    "clever superb moving charming brilliant witty great gripping elegant fresh good honest subtle delightful lovely".split(),
+DULL = "dull weak boring clumsy terrible bland awful predictable tiresome shallow poor annoying messy lifeless dreadful"
+CLEVER = (
+    "clever superb moving charming brilliant witty great gripping elegant fresh good honest subtle delightful lovely"
 )
+ADJECTIVES = (DULL.split(), CLEVER.split())
 ADVERBS = ("", "", "very", "really", "quite", "rather")
 # Clauses that say what their adjective says, and clauses that turn it around. Both use "not", "no",
 # "nobody" and "never".

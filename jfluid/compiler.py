@@ -57,17 +57,18 @@ class BuildStrategy(_Settings):
     """Build options of a program on several devices (see `CompiledProgram.with_data_parallel`).
 
     Attributes with an effect:
-        reduce_strategy: `AllReduce` sums gradients, and every replica updates all parameters; `Reduce` sums each replica's
-            share. On the CPU devices of one process parameters and the optimizer's state are then in memory once; on GPUs
-            and in several processes a replica has all parameters, and updates and keeps only its share of the state.
-        gradient_scale_strategy: the gradient of the loss begins with 1/replicas (`CoeffNumDevice`), with 1 (`One`), or with
-            what is fed for it (`Customized`).
+        reduce_strategy: `AllReduce` sums gradients, and every replica updates all parameters; `Reduce` sums each
+            replica's share. On the CPU devices of one process parameters and the optimizer's state are then in memory
+            once; on GPUs and in several processes a replica has all parameters, and updates and keeps only its share of
+            the state.
+        gradient_scale_strategy: the gradient of the loss begins with 1/replicas (`CoeffNumDevice`), with 1 (`One`), or
+            with what is fed for it (`Customized`).
         sync_batch_norm: batch_norm takes its statistics over all replicas.
-        fuse_all_reduce_ops: between processes sum gradients in few large calls, not one for each. Within one XLA combines
-            the sums in either case.
+        fuse_all_reduce_ops: between processes sum gradients in few large calls, not one for each. Within one XLA
+            combines the sums in either case.
         debug_graphviz_path: write a drawing of the program that each replica runs, in Graphviz DOT.
-        num_trainers, trainer_id, trainers_endpoints: processes that train together, this one's place among them, and where
-            they are ("ip:port" each; by default what DistributeTranspiler.transpile was given, then what
+        num_trainers, trainer_id, trainers_endpoints: processes that train together, this one's place among them, and
+            where they are ("ip:port" each; by default what DistributeTranspiler.transpile was given, then what
             PADDLE_TRAINER_ENDPOINTS says).
 
     Without effect, because XLA does it for every program: enable_auto_fusion,
@@ -242,8 +243,8 @@ class CompiledProgram:
             )
         if build.async_mode and not has_servers:
             raise errors.UnsupportedError(
-                "BuildStrategy.async_mode: replicas of one process step together; asynchronous "
-                "training is what parameter servers do"
+                "BuildStrategy.async_mode: replicas of one process step together; asynchronous training needs "
+                "parameter servers"
             )
         if execution.num_iteration_per_run < 1:
             raise errors.ProgramError(

@@ -153,14 +153,14 @@ class Engine:
     def runner(self, program: Program, use_prune: bool = False) -> Runner | None:
         """Return the Runner of a program that works with parameter servers; None for other programs.
 
-        Raises UnsupportedError for a program with servers that is to be pruned, UntrustedOperatorError for a program that
-        was read and would act.
+        Raises UnsupportedError for a program with servers that is to be pruned, UntrustedOperatorError for a program
+        that was read and would act.
         """
         program.refuse_acting()
         found = self._runners.get_or_make(program.identity, lambda: self._find_runner(program, self))
         if use_prune and found is not None:
             raise errors.UnsupportedError(
-                "use_prune: what a program asks of parameter servers is done as a whole: prune "
+                "use_prune: a program with parameter servers runs as a whole: prune "
                 "the program before DistributeTranspiler rewrites it, or leave use_prune out"
             )
         return found

@@ -66,7 +66,8 @@ EFFECTIVE = {
     ),
     "FLAGS_interpret_first_steps": Flag(
         True,
-        "steps on one CPU device, and of imperative mode, are interpreted with NumPy until they are compiled: the first "
+        "steps on one CPU device, and of imperative mode, are interpreted with NumPy until they are compiled: the "
+        "first "
         "loss comes at once, and losses may differ in their last digits from run to run. False: each step waits for "
         "its compilation. Steps always wait with FLAGS_cudnn_deterministic, in jobs of several processes, in jobs with "
         "servers, in replicas, in startup programs, and with arguments above 256 MiB",

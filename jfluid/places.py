@@ -136,7 +136,7 @@ def place_to_run(place: Place | None) -> Place:
 def prepare_cpus(number: int) -> None:
     """Prepare the CPU before JAX starts: provide `number` devices, and reuse memory between steps."""
     heap.keep_for_steps()
-    if number > 1 and jax.config.jax_num_cpu_devices < number:  # type: ignore[attr-defined]  # JAX makes its fields when it is imported
+    if number > 1 and jax.config.jax_num_cpu_devices < number:  # type: ignore[attr-defined]
         try:
             jax.config.update("jax_num_cpu_devices", number)
         except RuntimeError:

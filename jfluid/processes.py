@@ -62,7 +62,7 @@ def join(endpoints: Sequence[str], trainer_id: int) -> None:
     except RuntimeError as error:
         if "before" in str(error):
             raise errors.PlaceError(
-                "JAX has started before this process joined the others: run the startup program that "
+                "JAX has started before this process joined the job: run the startup program that "
                 "transpile() prepared, or call fleet.init(), before any other program runs"
             ) from error
         raise errors.PlaceError(f"the trainers at {endpoints} did not meet: {error}") from error
@@ -101,7 +101,7 @@ def _has_started() -> bool:
 
 
 def _check_address(endpoint: str) -> None:
-    """Raise PlaceError for an address at which this machine cannot listen: JAX would end the process without a message."""
+    """Raise PlaceError for an address at which this machine cannot listen: JAX would end the process silently."""
     host, _, _ = endpoint.rpartition(":")
     try:
         family, kind, protocol, _, address = socket.getaddrinfo(host.strip("[]"), 0, type=socket.SOCK_STREAM)[0]
@@ -109,10 +109,8 @@ def _check_address(endpoint: str) -> None:
             probe.bind(address)
     except OSError as error:
         raise errors.PlaceError(
-            f"{endpoint}, where the first trainer is to listen to the others, is no address of this "
-            f"machine ({error.strerror}): name one of its addresses, or say with "
-            "JAX_COORDINATOR_BIND_ADDRESS=HOST:PORT where "
-            "it listens when the others reach it there"
+            f"{endpoint}, at which the first trainer should listen, is no address of this machine ({error.strerror}): "
+            "name an address of this machine, or set JAX_COORDINATOR_BIND_ADDRESS=HOST:PORT to the listening address"
         ) from None
 
 

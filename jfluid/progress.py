@@ -32,7 +32,8 @@ _MEGABYTE = 10**6
 class Display(Protocol):
     """Display of progress reports.
 
-    A report is a dict with description, step, total, rate, metrics and done; with a unit where not examples are counted.
+    A report is a dict with description, step, total, rate, metrics and done; with a unit where not examples are
+    counted.
     """
 
     def show(self, report: dict[str, Any]) -> None: ...

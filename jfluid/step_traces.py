@@ -60,7 +60,7 @@ class Trace:
 
 
 class Instruction:
-    """An instruction that XLA has run: its name, module, run and thread, its begin and duration in seconds, its operators."""
+    """An instruction that XLA has run: name, module, run, thread, begin and duration in seconds, and operators."""
 
     __slots__ = ("begin", "duration", "module", "name", "run", "shares", "thread")
 
@@ -122,7 +122,7 @@ def _shares_of_executables() -> dict[str, list[dict[str, Shares]]]:
 
 
 def times_of(instructions: Iterable[Instruction]) -> dict[str, list[float]]:
-    """Return the milliseconds of instructions by operator type; a fused instruction's are shared among its operators."""
+    """Return the milliseconds of instructions by operator type; operators of a fused instruction share its time."""
     times: dict[str, list[float]] = defaultdict(list)
     for instruction in instructions:
         for operator, share in instruction.shares.items():

@@ -244,10 +244,9 @@ _HINTS = {
     "contrib": "this extension is not in this release",
     "incubate.fleet.parameter_server.pslib": "PSLib is Baidu's own and was never published; fluid.incubate.fleet."
     "parameter_server.distribute_transpiler has the fleet of parameter servers",
-    "incubate.fleet": "fluid.incubate.fleet.collective and .parameter_server.distribute_transpiler have what this release has "
-    "of the fleet",
+    "incubate.fleet": "this release has fluid.incubate.fleet.collective and .parameter_server.distribute_transpiler",
     "layers.device": "CompiledProgram.with_data_parallel and ParallelExecutor choose their devices themselves",
-    "transpiler": "DistributeTranspiler cuts and places variables by itself; this helper of Fluid's is not in this release",
+    "transpiler": "DistributeTranspiler cuts and places variables; this release does not have this helper of Fluid",
     "layers": "this layer is not in this release",
 }
 
@@ -403,7 +402,8 @@ def _defined_elsewhere(path: str, name: str) -> Any:
     return Missing(f"{path}.{name}" if path else name)
 
 
-# Modules of this package that Fluid does not have, and scripts use; and a name that Fluid's table has, and `fluid` has not.
+# Modules of this package that Fluid does not have, and scripts use; and a name that Fluid's table has, and `fluid` has
+# not.
 _OWN_MODULES = frozenset({"errors", "interop", "progress"})
 
 

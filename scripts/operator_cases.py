@@ -3,8 +3,8 @@
 python -m scripts.operator_cases               all of tests (minutes)
 python -m scripts.operator_cases PATH ...      of these test files only; other operators keep theirs
 
-The tests' `check` is replaced by one that notes its arguments and runs nothing; tests that look at what it returns fail, which
-does no harm. Operators that only golden values of the real Fluid test have the cases of these.
+The tests' `check` is replaced by one that notes its arguments and runs nothing; tests that look at what it returns
+fail, which does no harm. Operators that only golden values of the real Fluid test have the cases of these.
 """
 
 import sys
@@ -26,8 +26,8 @@ _TESTS = (
     "tests/ops",
     "tests/layers/test_sequence.py",
     "tests/parallel/test_dgc.py",
-    "tests/test_contrib.py",
-    "tests/test_parameter_server_programs.py",
+    "tests/contrib/test_contrib.py",
+    "tests/transpiler/test_parameter_server_programs.py",
 )
 TARGET = Path(__file__).parents[1] / "jfluid" / "check_device" / FILE
 

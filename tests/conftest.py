@@ -1,7 +1,8 @@
 """Every test starts with empty default programs, an empty scope and names counted from 0.
 
 XLA leaves out optimisations, and keeps what it compiles for one run of the tests, in all processes:
-CONTRIBUTING.md says why.
+CONTRIBUTING.md says why. Two functions of private modules of JAX are replaced; `test_conftest.py` fails with a version
+of JAX that does not call them.
 """
 
 import functools
@@ -19,7 +20,7 @@ from jax._src import compiler
 from jax._src.interpreters import mlir
 
 import jfluid as fluid
-from tests import executed_operators, file_order, slow_tests
+from tests import executed_operators, file_order, renewed_tables, slow_tests
 
 # XLA has not read its flags yet, and ends the process where it does not know one. Processes of tests, and workers,
 # have them too.
@@ -28,13 +29,18 @@ if jax.__version_info__ < (0, 11):
     QUICK += " --xla_cpu_use_fusion_emitters=false"
 FLAGS = os.environ.get("XLA_FLAGS", "").removeprefix(QUICK).strip()
 os.environ["XLA_FLAGS"] = f"{QUICK} {FLAGS}"
-# Tests hold what is compiled, and its numbers must not depend on the clock. tests/numpy_steps interprets the same steps.
+# Tests hold what is compiled, and its numbers must not depend on the clock. tests/numpy_steps interprets the same
+# steps.
 os.environ.setdefault("FLAGS_interpret_first_steps", "0")
 # Processes share the processors: XLA's threads may run on any of them.
 os.environ.setdefault("JFLUID_BIND_THREADS", "0")
 # Without kept bytecode each process compiles all modules of jfluid: a second of processor time.
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 sys.dont_write_bytecode = False
+# Options of XLA, for tests marked `optimised`.
+OPTIMISED = {"xla_backend_optimization_level": "3", "xla_cpu_parallel_codegen_split_count": "32"}
+if jax.__version_info__ < (0, 11):
+    OPTIMISED["xla_cpu_use_fusion_emitters"] = "True"
 jax.config.update("jax_num_cpu_devices", 4)  # what CPU_NUM may ask for in a test
 # Shells have what they start in the background ignore it, and so would all that tests start.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
@@ -65,6 +71,8 @@ def pytest_configure(config):
     config.pluginmanager.register(slow_tests)
     # workers have the environment of the process that starts them
     if "PYTEST_XDIST_WORKER" not in os.environ:
+        if os.environ.get("JFLUID_RENEW"):
+            config.pluginmanager.register(renewed_tables.Plugin(config))
         folder = tempfile.mkdtemp(prefix="jfluid-tests-xla-")
         config.add_cleanup(functools.partial(shutil.rmtree, folder, ignore_errors=True))
         os.environ |= {
@@ -106,13 +114,7 @@ def optimisations(request):
 
 
 def _all_optimisations(options, *, env_options_overrides, **others):
-    every = {
-        "xla_backend_optimization_level": "3",
-        "xla_cpu_parallel_codegen_split_count": "32",
-    }
-    if jax.__version_info__ < (0, 11):
-        every["xla_cpu_use_fusion_emitters"] = "True"
-    return options(env_options_overrides=every | env_options_overrides, **others)
+    return options(env_options_overrides=OPTIMISED | env_options_overrides, **others)
 
 
 @pytest.fixture(autouse=True)

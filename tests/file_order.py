@@ -4,28 +4,18 @@ begin first, and tests that wait go beside tests that compute.
 Files whose tests start processes leave the processor idle while those start, wait for each other and
 are killed. At most a third of the workers, rounded up, run such files at one time, so that they last
 nearly as long as the others, which keep the processor busy from the first minute to the last.
-`file_seconds.json` says how long files take; one that it does not have comes last. To make it anew,
-after a run of all tests:
-
-    make test PYTEST_ARGS=--junitxml=build/tests.xml
-    python -m tests.file_order build/tests.xml
-
-(`tests/slow_tests.py` makes its list from the same report.)
+`file_seconds.json` says how long files take (`renewed_tables.py` writes it); a file that it leaves out comes last.
 """
 
 import json
-import sys
-from collections import defaultdict
 from pathlib import Path
 from typing import Any
-from xml.etree import ElementTree
 
 import pytest
 from xdist.scheduler import LoadFileScheduling
 
 ROOT = Path(__file__).parents[1]
 TABLE = Path(__file__).with_name("file_seconds.json")
-LEAST_S = 5  # shorter files are not in the table
 
 
 @pytest.hookimpl(optionalhook=True)
@@ -61,32 +51,3 @@ class Schedule(LoadFileScheduling):
             self.workqueue,
             key=lambda file: ((file in self._waiting) == waits, self._seconds.get(file, 0)),
         )
-
-
-def table_of(report: Path) -> dict[str, dict[str, int]]:
-    """What `file_seconds.json` is to hold, after a run of which pytest wrote this report."""
-    seconds: defaultdict[str, float] = defaultdict(float)
-    for test in ElementTree.parse(report).iter("testcase"):
-        seconds[module_of(test.attrib["classname"])[0]] += float(test.attrib["time"])
-    table: dict[str, dict[str, int]] = {"waiting": {}, "computing": {}}
-    for file, took in sorted(seconds.items(), key=lambda item: -item[1]):
-        if took >= LEAST_S:
-            starts_processes = "mark.process" in (ROOT / file).read_text()
-            table["waiting" if starts_processes else "computing"][file] = round(took)
-    return table
-
-
-def module_of(classname: str) -> tuple[str, list[str]]:
-    """The file and the classes in it, of `tests.test_launch.TestRuns`."""
-    names = classname.split(".")
-    end = next(i for i, name in enumerate(names, 1) if name.startswith("test_"))
-    return Path(*names[:end]).with_suffix(".py").as_posix(), names[end:]
-
-
-def main(report: Path) -> None:
-    """Write the table anew."""
-    TABLE.write_text(json.dumps(table_of(report), indent=1) + "\n")
-
-
-if __name__ == "__main__":
-    main(Path(sys.argv[1]))

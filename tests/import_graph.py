@@ -138,6 +138,6 @@ if __name__ == "__main__":
     modules = read()
     sizes = sorted(map(len, circles(modules)), reverse=True)
     print(
-        f"{len(modules)} modules, {sum(map(len, modules.values()))} imports of one by another, circles of {sizes} modules, "
-        f"{len(upward(modules))} imports upward"
+        f"{len(modules)} modules, {sum(map(len, modules.values()))} imports of one by another, circles of {sizes} "
+        f"modules, {len(upward(modules))} imports upward"
     )

@@ -58,7 +58,7 @@ def test_folders_leave_out_what_is_not_theirs(folder):
 @pytest.mark.parametrize("heavy", ["flax", "matplotlib", "sklearn", "grpc", "numba", "pydantic"])
 def test_heavy_libraries_are_imported_where_they_are_used(heavy):
     # Parameter servers and datasets are imported by none of the rest when it is imported
-    # (test_import.py sees to it).
+    # (tests/modules/test_import.py sees to it).
     used_by = {
         "grpc": ("ps_server",),
         "numba": ("caches/compiled_kernels.py", "ps_server", "dataset", "serving"),
@@ -137,9 +137,11 @@ def test_contributing_lists_every_folder():
 
 def test_stale_names_are_found():
     # HERE stands for jfluid, so that this file states no names that there are not.
-    page = """`HERE/gone.py`, `HERE/no_folder`, `missing.py`, `python -m jfluid.gone`, `fluid.layers.gone(x)`, `JFLUID_GONE=1`,
-        `tests/test_architecture.py::test_gone`. There are `HERE/errors.py`, `errors.py`, `fluid.layers.fc`,
-        `HERE/ops/<family>.py`, `train.py`, `JFLUID_PS_RESTORE=1`, `tests/test_architecture.py::test_stale_names_are_found`.
+    page = """`HERE/gone.py`, `HERE/no_folder`, `missing.py`, `python -m jfluid.gone`, `fluid.layers.gone(x)`,
+        `JFLUID_GONE=1`, `tests/test_architecture.py::test_gone`. There are `HERE/errors.py`, `errors.py`,
+        `fluid.layers.fc`,
+        `HERE/ops/<family>.py`, `train.py`, `JFLUID_PS_RESTORE=1`,
+        `tests/test_architecture.py::test_stale_names_are_found`.
         ```
         `HERE/in_an_example.py`
         ```"""
@@ -153,3 +155,18 @@ def test_stale_names_are_found():
         "JFLUID_GONE",
         "tests/test_architecture.py::test_gone",
     }
+
+
+# A function that every imperative operator calls: calls of helpers would cost a part of a microsecond each.
+LONG_FUNCTIONS = {"dygraph/tracer.py": ["call"]}
+
+
+def test_functions_are_short():
+    long = {}
+    for path in sorted(PACKAGE.rglob("*.py")):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+                body = node.body[1:] if ast.get_docstring(node) else node.body
+                if body and body[-1].end_lineno - body[0].lineno >= 60:
+                    long.setdefault(str(path.relative_to(PACKAGE)), []).append(node.name)
+    assert long == LONG_FUNCTIONS

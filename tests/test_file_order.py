@@ -3,8 +3,7 @@
 import json
 from collections import OrderedDict
 
-from tests import file_order
-from tests.file_order import ROOT, TABLE, Schedule, table_of
+from tests.file_order import ROOT, TABLE, Schedule
 
 
 def started(workers, files, waiting, seconds):
@@ -32,23 +31,6 @@ def test_long_files_begin_first_and_a_third_of_the_workers_waits():
     assert started(3, files, {"p", "q", "r"}, seconds)[0] == ["p", "c", "d"]
     assert started(3, ["p", "q", "r"], {"p", "q", "r"}, seconds)[0] == ["p", "q", "r"]
     assert started(1, ["c", "p"], {"p"}, seconds) == (["p"], ["c"])
-
-
-def test_the_table_is_made_from_a_report(tmp_path, monkeypatch):
-    cases = {
-        "tests.test_launch.TestRuns": 3.2,
-        "tests.test_launch": 4.1,
-        "tests.ops.test_conv": 5.4,
-        "tests.test_codec": 1.0,
-    }
-    report = "".join(f'<testcase classname="{n}" name="t" time="{s}"/>' for n, s in cases.items())
-    path = tmp_path / "tests.xml"
-    path.write_text(f"<testsuites><testsuite>{report}</testsuite></testsuites>")
-    wanted = {"waiting": {"tests/test_launch.py": 7}, "computing": {"tests/ops/test_conv.py": 5}}
-    assert table_of(path) == wanted
-    monkeypatch.setattr(file_order, "TABLE", tmp_path / "table.json")
-    file_order.main(path)
-    assert json.loads((tmp_path / "table.json").read_text()) == wanted
 
 
 def test_files_of_the_table_are_there():

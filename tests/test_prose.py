@@ -12,7 +12,8 @@ PAGES = [
     *(ROOT / name for name in ("README.md", "CONTRIBUTING.md", "CHANGELOG.md", "SECURITY.md")),
     *sorted((ROOT / "docs").rglob("*.md")),
 ]
-MOST_OF_SUMMARIES, MOST_OF_PAGES, MOST_OF_A_PAGE = 4.0, 6.0, 8.0  # vague words in a thousand
+# Vague words in a thousand.
+MOST_OF_SUMMARIES, MOST_OF_MESSAGES, MOST_OF_PAGES, MOST_OF_A_PAGE = 4.0, 4.0, 6.0, 8.0
 MOST_FIRST_WORDS = 0.5  # percent of the summaries
 FEWEST_WORDS = 60  # of a page that is counted by itself: one vague word in fewer is no style
 
@@ -32,6 +33,20 @@ def summaries(source):
     """Return the first paragraph of each docstring of a module, on one line."""
     found = (ast.get_docstring(node) for node in ast.walk(ast.parse(source)) if isinstance(node, _DOCUMENTED))
     return [" ".join(text.strip().split("\n\n")[0].split()) for text in found if text and text.strip()]
+
+
+_TELLS = {"add_note", "debug", "error", "info", "print", "tell", "warn", "warn_once", "warning"}
+
+
+def messages(source):
+    """Return the texts of a module's errors, warnings and log lines, of three words and more."""
+    found = []
+    for node in ast.walk(ast.parse(source)):
+        name = getattr(node.func, "attr", getattr(node.func, "id", "")) if isinstance(node, ast.Call) else ""
+        if (isinstance(node, ast.Raise) and node.exc) or name in _TELLS:
+            texts = (part.value for part in ast.walk(node) if isinstance(part, ast.Constant))
+            found += [text for text in texts if isinstance(text, str) and len(text.split()) > 2]
+    return found
 
 
 def prose(page):
@@ -62,6 +77,13 @@ def test_summaries_begin_with_a_verb_or_a_noun(of_the_package):
     found = [summary for summary in of_the_package if FIRST.match(summary)]
     share = 100 * len(found) / len(of_the_package)
     assert share <= MOST_FIRST_WORDS, f"{share:.1f}% of the summaries:\n" + "\n".join(found[:40])
+
+
+def test_messages_name_their_nouns():
+    found = [text for path in sorted(PACKAGE.rglob("*.py")) for text in messages(path.read_text())]
+    assert len(found) > 1000
+    rate, worst = in_a_thousand(found)
+    assert rate <= MOST_OF_MESSAGES, f"{rate:.1f} vague words in a thousand:{worst}"
 
 
 def test_pages_name_their_nouns():

@@ -1,32 +1,11 @@
 """The mark `slow`, and the list that it comes from."""
 
+from types import SimpleNamespace
+
 import pytest
 
 from tests import slow_tests
 from tests.file_order import ROOT
-
-REPORT = """<testsuites><testsuite>
-<testcase classname="tests.ops.test_conv" name="test_slow[a-1]" time="9.0">
-  <properties><property name="other" value="x"/><property name="processor_s" value="1.2"/></properties>
-</testcase>
-<testcase classname="tests.test_launch.TestRuns" name="test_slow" time="1.0">
-  <properties><property name="processor_s" value="1.001"/></properties>
-</testcase>
-<testcase classname="tests.test_launch.TestRuns" name="test_waits" time="9.0">
-  <properties><property name="processor_s" value="0.1"/></properties>
-</testcase>
-<testcase classname="tests.test_launch.TestRuns" name="test_skipped" time="9.0"/>
-</testsuite></testsuites>
-"""
-SLOW = ["tests/ops/test_conv.py::test_slow[a-1]", "tests/test_launch.py::TestRuns::test_slow"]
-
-
-def test_the_list_is_made_from_a_report(tmp_path, monkeypatch):
-    report = tmp_path / "tests.xml"
-    report.write_text(REPORT)
-    monkeypatch.setattr(slow_tests, "LIST", tmp_path / "list.txt")
-    slow_tests.main(report)
-    assert slow_tests.listed() == SLOW
 
 
 @pytest.fixture
@@ -38,8 +17,18 @@ def a_listed_test(request, tmp_path, monkeypatch):
 def test_listed_tests_are_marked(a_listed_test, request):
     this = request.node
     assert this.get_closest_marker("slow") is None
-    slow_tests.pytest_collection_modifyitems([this])
+    slow_tests.pytest_collection_modifyitems(request.config, [this])
     assert this.get_closest_marker("slow")
+
+
+@pytest.mark.parametrize(("expression", "runs"), [("", False), ("not slow", False), ("nightly", True)])
+def test_nightly_tests_run_where_they_are_asked_for(expression, runs, request):
+    this, left_out = request.node, []
+    this.add_marker(pytest.mark.nightly)
+    hook = SimpleNamespace(pytest_deselected=lambda items: left_out.extend(items))
+    config, items = SimpleNamespace(option=SimpleNamespace(markexpr=expression), hook=hook), [this]
+    slow_tests.pytest_collection_modifyitems(config, items)
+    assert (items, left_out) == (([this], []) if runs else ([], [this]))
 
 
 def test_a_report_says_how_much_processor_time_a_test_took(request):
@@ -51,6 +40,8 @@ def test_a_report_says_how_much_processor_time_a_test_took(request):
     assert name == slow_tests.PROPERTY and 0 <= float(seconds)
 
 
-def test_files_of_listed_tests_are_there():
-    files = {test.partition("::")[0] for test in slow_tests.listed()}
-    assert [file for file in files if not (ROOT / file).exists()] == []
+def test_listed_tests_are_there():
+    functions = {tuple(test.partition("[")[0].split("::")) for test in slow_tests.listed()}
+    gone = [names for names in functions if not (ROOT / names[0]).exists()]
+    gone += [n for n in functions if n not in gone and f"def {n[-1]}(" not in (ROOT / n[0]).read_text()]
+    assert not gone, "make times"

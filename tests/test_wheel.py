@@ -133,7 +133,7 @@ def test_the_server_answers(commands, tmp_path):
         until = time.monotonic() + 300
         while True:
             try:
-                with urllib.request.urlopen(f"{address}/v2/models/separate", timeout=60) as answer:
+                with urllib.request.urlopen(f"{address}/v2/models/separate", timeout=300) as answer:
                     described = json.load(answer)
                 break
             except OSError:
@@ -142,5 +142,5 @@ def test_the_server_answers(commands, tmp_path):
         assert described["inputs"][0]["name"] == "image"
     finally:
         process.terminate()
-        process.wait(60)
+        process.wait(300)
         process.stdout.close()

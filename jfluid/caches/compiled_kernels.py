@@ -46,8 +46,8 @@ def _is_trusted(folder: Path) -> bool:
         private_files.trusted_folder(folder, lambda name: True)
     except (errors.NotPrivateError, OSError) as error:
         warnings.warn(
-            f"{error}. What Numba keeps there is passed over, since others may have written it: "
-            "make the folder and its files this user's alone, or name another by NUMBA_CACHE_DIR",
+            f"{error}. Numba's files in this folder are passed over, since other users may have written it: "
+            "make the folder and its files this user's alone, or name a different folder by NUMBA_CACHE_DIR",
             RuntimeWarning,
             stacklevel=4,
         )

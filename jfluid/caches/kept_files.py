@@ -41,7 +41,7 @@ def folder() -> Path | None:
         return None
     except OSError:  # it is not there yet
         found = named
-    others = jax.config.jax_compilation_cache_dir  # type: ignore[attr-defined]  # a field made by JAX's import
+    others = jax.config.jax_compilation_cache_dir  # type: ignore[attr-defined]
     return found if others in (None, str(named), str(found)) else None
 
 
@@ -51,7 +51,7 @@ def use() -> None:
     A cache that the user has set in JAX stays, and an empty flag disables it.
     JAX keys its entries by jaxlib's version, the host's CPU and the program.
     """
-    if not flags.get(_DIRECTORY) or jax.config.jax_compilation_cache_dir:  # type: ignore[attr-defined]  # a field made by JAX's import
+    if not flags.get(_DIRECTORY) or jax.config.jax_compilation_cache_dir:  # type: ignore[attr-defined]
         return
     if (path := folder_for_jax()) is not None:
         jax.config.update("jax_compilation_cache_dir", str(path))
@@ -83,8 +83,8 @@ def _trusted(path: Path) -> Path:
 def _pass_over(problem: str) -> None:
     """Warn once about a file or folder that is skipped."""
     warnings.warn(
-        f"{problem}. What is kept there (compiled programs) is passed over, since others may have "
-        f"written it: make the folder and its files this user's alone, or name another by {_DIRECTORY}",
+        f"{problem}. Compiled programs in this folder are passed over, since other users may have written it: make "
+        f"the folder and its files this user's alone, or name another by {_DIRECTORY}",
         RuntimeWarning,
         stacklevel=3,
     )

@@ -204,7 +204,7 @@ def _enqueued(executor: Any, main: Any, loss: Any, feed: Any, steps: int) -> tup
 
 
 def _loaded(executor: Any, main: Any, loss: Any, feeds: list[Any], place: Any, steps: int) -> tuple[float, float]:
-    """Return milliseconds a step with a DataLoader that prefetches, and the share in which the loop waits for a batch."""
+    """Return milliseconds a step with a prefetching DataLoader, and the share in which the loop waits for a batch."""
     variables = [main.global_block().var(name) for name in feeds[0]]
     loader = fluid.io.DataLoader.from_generator(feed_list=variables, capacity=8)
 

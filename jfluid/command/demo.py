@@ -32,7 +32,7 @@ def main(arguments: Sequence[str]) -> int:
             return 0
         if options.name not in jobs:
             likely = errors.close_to(options.name, jobs)
-            raise errors.DataError(f"there is no example {options.name}{likely}; --list shows those that there are")
+            raise errors.DataError(f"there is no example {options.name}{likely}; --list shows all names")
         if not options.copy:
             _check_libraries()
         folder = Path(options.folder)

@@ -71,7 +71,7 @@ def _fix_python2(paths: Sequence[str], apply: bool) -> int:
         if apply:
             print(f"{path}: written; the old script is {printable(conversion.apply(), lines=False)}")
     if found and not apply:
-        print(f"{len(found)} to change; --apply writes them")
+        print(f"{len(found)} to change; --apply writes the changes")
     return 1 if found and not apply else 0
 
 

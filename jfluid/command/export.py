@@ -84,7 +84,9 @@ def arguments_parser() -> argparse.ArgumentParser:
         "--longest",
         type=positive,
         metavar="N",
-        help="rows of the longest sequence; models of sequences are exported as padded rows [batch, N, ...] and lengths",
+        help=(
+            "rows of the longest sequence; models of sequences are exported as padded rows [batch, N, ...] and lengths"
+        ),
     )
     parser.add_argument(
         "--batch",

@@ -61,7 +61,7 @@ def arguments_parser() -> argparse.ArgumentParser:
         "time of each operator type. A step is a run of a program with a feed or a fetch, a batch of "
         "train_from_dataset, or in imperative mode a call of minimize. Options that are none of these are the "
         "script's, and all that stands behind --.",
-        epilog="Exit codes: that of the script; 1 where the script ends before the first of the steps; 2 for steps that "
+        epilog="Exit codes: the script's; 1 if the script ends before the first step of the profile; 2 for steps that "
         "cannot be profiled.",
     )
     add = parser.add_argument

@@ -115,7 +115,10 @@ def arguments_parser() -> argparse.ArgumentParser:
         "models",
         nargs="+",
         metavar="[NAME=]FOLDER",
-        help="folder of save_inference_model, or of numbered folders, one for each version; the first one answers /predict",
+        help=(
+            "folder of save_inference_model, or of numbered folders, one for each version; the first one answers "
+            "/predict"
+        ),
     )
     add_file_arguments(parser)
     add_allow_argument(parser)

@@ -208,9 +208,9 @@ def before(items: Sequence[Item], position: int, names: set[str]) -> list[Item]:
 def with_host_loop(plan: Plan, at: int, position: int) -> Plan | None:
     """Return the plan with a loop or condition of segment `at` run by the host, between two segments.
 
-    The first segment has only the operators that the loop needs, so that other loops stay together with their gradients.
-    Returns None for any other operator, for a loop that gradients are taken through, and if the order of operators that
-    overwrite the same value would change.
+    The first segment has only the operators that the loop needs, so that other loops stay together with their
+    gradients. Returns None for any other operator, for a loop that gradients are taken through, and if the order of
+    operators that overwrite the same value would change.
     """
     ops = plan.segments[at].ops
     item = next(item for item in ops if item[0] == position)
@@ -248,8 +248,8 @@ def _is_collective(op: Operator, definition: OpDef) -> bool:
 def _runs_on_host(op: Operator) -> bool:
     """Return True if the host runs the operator's block.
 
-    The block then contains host operators. Or it writes an array that is concatenated, needs no gradient, and has a length
-    that is known at run time only.
+    The block then contains host operators. Or it writes an array that is concatenated, needs no gradient, and has a
+    length that is known at run time only.
     """
     others = op.block.ops if op.type == "while" else ()
     joined = {n for o in others if o.type == "tensor_array_to_tensor" for n in o.input_arg_names}

@@ -17,9 +17,9 @@ MOST = 200
 def read_together(env: dict[str, Any], names: Iterable[str]) -> None:
     """Replace named values of one element by slices of a few arrays, for each dtype.
 
-    On a GPU an update of one element is a kernel. XLA also copies each value that is read while it is overwritten: two to
-    four kernels for each parameter. XLA makes one kernel of all updates that read slices of the same array, which is a copy
-    already.
+    On a GPU an update of one element is a kernel. XLA also copies each value that is read while it is overwritten: two
+    to four kernels for each parameter. XLA makes one kernel of all updates that read slices of the same array, which is
+    a copy already.
     """
     by_dtype: dict[Any, list[str]] = {}
     for name in names:

@@ -301,7 +301,7 @@ class Runs:
                 if not any(run.place.glob(f"*{lines.SUFFIX}")):
                     raise errors.FileFormatError(
                         f"{run.folder}: expected a record: the log folder of a job that jfluid-launch has "
-                        f"run (with {FOLDER}/*{lines.SUFFIX} in it), or what FLAGS_record_dir named"
+                        f"run (with {FOLDER}/*{lines.SUFFIX} in it), or the folder of FLAGS_record_dir"
                     )
 
     def watch(self) -> None:

@@ -127,7 +127,7 @@ def gathered(value: np.ndarray, own: int, endpoints: list[str]) -> np.ndarray:
     if len(endpoints) == 1:
         return value[None]
     if value.dtype.hasobject:
-        raise errors.DataError(f"expected an array of numbers, found one of dtype {value.dtype}")
+        raise errors.DataError(f"expected an array of numbers, found dtype {value.dtype}")
     message = _described(value.dtype, value.shape) + b"\n" + value.tobytes()
     received = _exchange(
         [[message]] * len(endpoints),
@@ -167,7 +167,7 @@ def decode_hello(data: bytes) -> tuple[int, int, int]:
     Raises MessageError.
     """
     if len(data) != _HELLO.size:
-        raise errors.MessageError(f"expected what a trainer says first, {_HELLO.size} bytes, found {len(data)}")
+        raise errors.MessageError(f"expected a trainer's first message, {_HELLO.size} bytes, found {len(data)}")
     exchange, sender, number = _HELLO.unpack(data)
     return exchange, sender, number
 

@@ -64,7 +64,7 @@ def run_dataset(
     """Run `program` once for each batch. See `Executor.train_from_dataset`."""
     if not isinstance(dataset, DatasetBase):
         raise errors.DataError(
-            f"dataset: expected what DatasetFactory().create_dataset makes, found {type(dataset).__name__}"
+            f"dataset: expected a dataset of DatasetFactory().create_dataset, found {type(dataset).__name__}"
         )
     if thread < 0:
         raise errors.DataError(f"thread: expected 0 or more, found {thread}")
@@ -107,12 +107,14 @@ def run_dataset(
                 **counts(),
             )
     if printed.time:
-        seconds = time.perf_counter() - begin
-        print(
-            f"{step} steps, {rows} examples in {seconds:.3f} s; waited for data {waited:.3f} s "
-            f"({100 * waited / max(seconds, 1e-9):.1f}%)",
-            flush=True,
-        )
+        _print_times(step, rows, time.perf_counter() - begin, waited)
+
+
+def _print_times(steps: int, rows: int, seconds: float, waited: float) -> None:
+    share = 100 * waited / max(seconds, 1e-9)
+    print(
+        f"{steps} steps, {rows} examples in {seconds:.3f} s; waited for data {waited:.3f} s ({share:.1f}%)", flush=True
+    )
 
 
 def _examples(batch: Mapping[str, Any]) -> int:

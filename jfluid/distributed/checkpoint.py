@@ -200,7 +200,7 @@ def division_of(program: Program, what: str) -> Division:
     if not isinstance(division, Division):
         raise errors.ProgramError(
             f"{what}: expected a trainer's program, that DistributeTranspiler.get_trainer_program (or "
-            "fleet.main_program) gave in this process: others do not say what servers hold"
+            "fleet.main_program) gave in this process: other programs do not name the servers' variables"
         )
     return division
 
@@ -251,7 +251,8 @@ class _Saver:
         size = 4 * saved.width * saved.shape[0]
         if size > LARGEST_TABLE:
             raise errors.UnsupportedError(
-                f"save_inference_model: table {saved.name} has {saved.shape[0]} rows, {size >> 30} GiB; a model takes tables "
+                f"save_inference_model: table {saved.name} has {saved.shape[0]} rows, {size >> 30} GiB; a model takes "
+                "tables "
                 f"of up to {LARGEST_TABLE >> 30} GiB. Declare it with the height that ids need, or let servers answer: "
                 "save with program_only=True, save_persistables into the same folder, and load with pserver_endpoints"
             )
@@ -362,7 +363,7 @@ class _Loader:
         return [(saved, piece, self._read(files, saved, piece)) for saved, piece in self._parameters + there]
 
     def _read(self, files: Files, saved: SavedVariable, piece: Piece) -> Array | str:
-        """Return a piece of a variable; for a distributed table the path, which is read when the server has the table."""
+        """Return a piece of a variable; for a distributed table a path, read when the server has the table."""
         path = self._path(files, saved)
         if saved.distributed:
             if not os.path.exists(path):

@@ -85,7 +85,7 @@ def _assigned(tree: ast.Module) -> dict[str, ast.expr]:
 
 
 def _path(node: ast.expr, file: str, names: dict[str, ast.expr], depth: int) -> str | None:
-    """Evaluate an expression of constants, `__file__`, `os.path` and `pathlib` as a path; None for any other expression."""
+    """Evaluate an expression of constants, `__file__`, `os.path` and `pathlib` as a path, or return None."""
 
     def of(part: ast.expr) -> str | None:
         return _path(part, file, names, depth - 1) if depth else None

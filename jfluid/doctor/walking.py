@@ -9,7 +9,7 @@ _FIELDS: dict[type, tuple[str, ...]] = {}
 
 
 class Walker:
-    """Calls `visit_X` for nodes of class X, as ast.NodeVisitor does; contexts, operators and constants are passed over."""
+    """Calls `visit_X` for nodes of class X, as ast.NodeVisitor does; passes over contexts, operators and constants."""
 
     def __init__(self) -> None:
         self._methods: dict[type, Callable[[Any], None]] = {ast.Constant: _nothing}

@@ -69,7 +69,7 @@ def joined_as(strategy: ParallelStrategy) -> None:
     """Join the processes of a strategy. Raises PlaceError or ProgramError as `processes.join`."""
     if not strategy.trainer_endpoints:
         raise errors.ProgramError(
-            f"prepare_context: {strategy.nranks} processes train, but trainer_endpoints is empty: "
-            "start them with jfluid-launch --cpus N or --gpus N"
+            f"prepare_context: {strategy.nranks} processes train, but trainer_endpoints is empty: start the processes "
+            "with jfluid-launch --cpus N or --gpus N"
         )
     processes.join(strategy.trainer_endpoints, strategy.local_rank)

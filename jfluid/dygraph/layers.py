@@ -91,7 +91,7 @@ class Layer:
     def backward(self, *inputs: Any) -> NoReturn:
         """Raise ValueError: gradients follow from `forward`."""
         raise ValueError(
-            "a layer has no backward of its own: call backward() on the loss, or define the function by layers.py_func"
+            "a layer has no backward: call backward() on the loss, or define the function by layers.py_func"
         )
 
     def register_forward_pre_hook(self, hook: Callable[..., Any]) -> HookRemoveHelper:

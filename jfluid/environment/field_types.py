@@ -26,7 +26,7 @@ _WORDS = {str: "text", Path: "a path", bool: "true or false", int: "an integer",
 
 
 def expected(field: FieldInfo) -> str:
-    """Return the description of a field's values: the words of the type, the values of a Literal, or a plain type's name."""
+    """Return the description of a field's values: the type's words, the values of a Literal, or a plain type's name."""
     for part in [*field.metadata, *_parts(field.annotation)]:
         if isinstance(part, Expected):
             return part.words

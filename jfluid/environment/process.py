@@ -82,8 +82,8 @@ class DeviceVariables(Variables):
     )
     nccl_interface: str | None = variable(
         "NCCL_SOCKET_IFNAME",
-        "read by NCCL: the network interfaces between GPUs of several hosts, such as `eth0`; gloo, which carries arrays "
-        "between CPUs, has no such variable and takes the interface of the address of this host's name",
+        "read by NCCL: the network interfaces between GPUs of several hosts, such as `eth0`; gloo, which carries "
+        "arrays between CPUs, has no such variable and takes the interface of the address of this host's name",
     )
     xla_threads: Count | None = variable(
         "PJRT_NPROC",

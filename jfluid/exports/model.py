@@ -37,8 +37,8 @@ class LoadedModel:
     ):
         """Load the model of a folder; `allow` has the types of operators that may act.
 
-        Raises FileFormatError where files are missing or damaged, UnsupportedOpError for an operator that is not in this
-        release, UntrustedOperatorError for an operator that acts and is not allowed.
+        Raises FileFormatError where files are missing or damaged, UnsupportedOpError for an operator that is not in
+        this release, UntrustedOperatorError for an operator that acts and is not allowed.
         """
         files = read_saved_model(path, model_filename, params_filename)
         if files.faults:

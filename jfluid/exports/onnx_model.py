@@ -24,13 +24,13 @@ def to_onnx(model: LoadedModel) -> tuple[bytes, float]:
     if ragged:
         raise errors.UnsupportedError(
             f"onnx: {', '.join(ragged)} are sequences of different lengths (LoD), which ONNX does not have; "
-            "--to jax and --to stablehlo take them in padded form (--longest N)"
+            "--to jax and --to stablehlo export the padded form (--longest N)"
         )
     ops = model.operators()
     unknown = sorted({op.type for op in ops} - set(CONVERTERS))
     if unknown:
         raise errors.UnsupportedError(
-            f"onnx: there is nothing for operators {', '.join(unknown)}; --to stablehlo and jax take them"
+            f"onnx: there is nothing for operators {', '.join(unknown)}; export with --to stablehlo or --to jax"
         )
     graph = Graph(model)
     for op in ops:

@@ -154,7 +154,7 @@ class DataLoader:
 
     @staticmethod
     def from_dataset(dataset: Any, places: Any, drop_last: bool = True) -> "DatasetLoader":
-        """Return a loader of the batches of a `QueueDataset` or `InMemoryDataset`; see DatasetLoader for the arguments."""
+        """Return a loader of the batches of a `QueueDataset` or `InMemoryDataset`; DatasetLoader has the arguments."""
         return DatasetLoader(dataset, places, drop_last)
 
 
@@ -415,7 +415,7 @@ class DatasetLoader:
     def __init__(self, dataset: Any, places: Any, drop_last: bool = True):
         if not callable(getattr(dataset, "_batches", None)):
             raise TypeError(
-                f"dataset: expected what fluid.DatasetFactory().create_dataset returns, found {type(dataset).__name__}"
+                f"dataset: expected a dataset of fluid.DatasetFactory().create_dataset, found {type(dataset).__name__}"
             )
         self._places, self._drop_last = _list_of_places(places), drop_last
         self._source = BatchSource([], _AHEAD)
@@ -456,7 +456,7 @@ def _list_of_places(places: Any) -> list[Place]:
     found = list(places) if isinstance(places, list | tuple) else [places]
     if not found or not all(hasattr(place, "device") for place in found):
         raise errors.PlaceError(
-            f"places: expected a place or a list of them, such as fluid.cpu_places(), found {places!r}"
+            f"places: expected a place or a list of places, such as fluid.cpu_places(), found {places!r}"
         )
     return found
 

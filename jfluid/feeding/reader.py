@@ -16,7 +16,7 @@ import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from multiprocessing.connection import Connection
 from multiprocessing.connection import wait as wait_for_connections
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 __all__ = [
     "ComposeNotAligned",
@@ -31,6 +31,9 @@ __all__ = [
     "shuffle",
     "xmap_readers",
 ]
+
+if TYPE_CHECKING:
+    from multiprocessing.context import ForkContext, ForkProcess  # absent where processes cannot be forked
 
 Reader = Callable[[], Iterable[Any]]
 
@@ -257,9 +260,8 @@ def multiprocess_reader(readers: Sequence[Reader], use_pipe: bool = True, queue_
     Each reader runs in a separate process.
 
     The processes are forked, so a reader may be any function; it must not use jfluid or JAX. With
-    `use_pipe` each process sends through a pipe of its own; without it all share one queue of
-    `queue_size` samples. Samples must not be None. An error in a process raises ValueError with its
-    traceback.
+    `use_pipe` each process has a pipe; without it all processes share a queue of `queue_size` samples.
+    Samples must not be None. An error in a process raises ValueError with its traceback.
     """
     if not isinstance(readers, list | tuple) or not readers:
         raise ValueError(f"readers must be a list with at least one reader, found {readers!r}")
@@ -268,59 +270,62 @@ def multiprocess_reader(readers: Sequence[Reader], use_pipe: bool = True, queue_
     if "fork" not in multiprocessing.get_all_start_methods():
         raise OSError("multiprocess_reader needs an operating system that can fork processes; use xmap_readers")
     context = multiprocessing.get_context("fork")
+    if use_pipe:
+        return lambda: _samples_by_pipes(context, readers)
+    return lambda: _samples_by_queue(context, readers, queue_size)
 
-    def start(target: Callable[..., None], *arguments: Any) -> multiprocessing.process.BaseProcess:
-        process = context.Process(target=target, args=arguments, daemon=True)
-        with warnings.catch_warnings():
-            # Python and JAX warn of forking while other threads run. The child only runs the
-            # reader.
-            warnings.filterwarnings("ignore", message=".*fork", category=RuntimeWarning)
-            warnings.filterwarnings("ignore", message=".*fork", category=DeprecationWarning)
-            process.start()
-        return process
 
-    def pipe_reader() -> Iterator[Any]:
-        with contextlib.ExitStack() as stack:
-            connections: list[Connection] = []
-            for reader in readers:
-                receiver, sender = context.Pipe(duplex=False)
-                stack.callback(_end, start(_send_samples, reader, sender.send))
-                sender.close()
-                connections.append(stack.enter_context(receiver))
-            while connections:
-                ready = wait_for_connections(connections)
-                for connection in [connection for connection in connections if connection in ready]:
-                    try:
-                        item = connection.recv()
-                    except EOFError:
-                        item = _Failure("the process ended without a word")
-                    if item is None:
-                        connections.remove(connection)
-                    else:
-                        yield _checked(item)
+def _start(context: "ForkContext", target: Callable[..., None], *arguments: Any) -> "ForkProcess":
+    process = context.Process(target=target, args=arguments, daemon=True)
+    with warnings.catch_warnings():
+        # Python and JAX warn of a fork beside threads. The child runs only the reader.
+        warnings.filterwarnings("ignore", message=".*fork", category=RuntimeWarning)
+        warnings.filterwarnings("ignore", message=".*fork", category=DeprecationWarning)
+        process.start()
+    return process
 
-    def queue_reader() -> Iterator[Any]:
-        samples = context.Queue(queue_size)
-        with contextlib.ExitStack() as stack:
-            processes = []
-            for reader in readers:
-                processes.append(start(_send_samples, reader, samples.put))
-                stack.callback(_end, processes[-1])
-            running = len(readers)
-            while running:
+
+def _samples_by_pipes(context: "ForkContext", readers: Sequence[Reader]) -> Iterator[Any]:
+    with contextlib.ExitStack() as stack:
+        connections: list[Connection] = []
+        for reader in readers:
+            receiver, sender = context.Pipe(duplex=False)
+            stack.callback(_end, _start(context, _send_samples, reader, sender.send))
+            sender.close()
+            connections.append(stack.enter_context(receiver))
+        while connections:
+            ready = wait_for_connections(connections)
+            for connection in [connection for connection in connections if connection in ready]:
                 try:
-                    item = samples.get(timeout=0.5)
-                except queue.Empty:
-                    if any(process.exitcode for process in processes):
-                        item = _Failure("a process ended without a word")
-                    else:
-                        continue
+                    item = connection.recv()
+                except EOFError:
+                    item = _Failure("the process ended without a word")
                 if item is None:
-                    running -= 1
+                    connections.remove(connection)
                 else:
                     yield _checked(item)
 
-    return pipe_reader if use_pipe else queue_reader
+
+def _samples_by_queue(context: "ForkContext", readers: Sequence[Reader], queue_size: int) -> Iterator[Any]:
+    samples = context.Queue(queue_size)
+    with contextlib.ExitStack() as stack:
+        processes = []
+        for reader in readers:
+            processes.append(_start(context, _send_samples, reader, samples.put))
+            stack.callback(_end, processes[-1])
+        running = len(readers)
+        while running:
+            try:
+                item = samples.get(timeout=0.5)
+            except queue.Empty:
+                if any(process.exitcode for process in processes):
+                    item = _Failure("a process ended without a word")
+                else:
+                    continue
+            if item is None:
+                running -= 1
+            else:
+                yield _checked(item)
 
 
 class _Failure:

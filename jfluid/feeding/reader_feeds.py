@@ -34,7 +34,7 @@ class ReaderFeeds:
         plain, reads = found
         if not isinstance(feed or {}, Mapping):
             raise errors.FeedError(
-                f"feed: expected a dict from names to arrays beside what the program reads, found {type(feed).__name__}"
+                f"feed: expected a dict from names to arrays beside the program's readers, found {type(feed).__name__}"
             )
         given = feed or {}
         twice = [name for _, names in reads for name in names if name in given]

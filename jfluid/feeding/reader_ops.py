@@ -104,7 +104,7 @@ class ReaderSession:
         with PHASES.phase("reader"):
             for batch in self._batches:
                 return batch
-        raise errors.EOFException("the reader has no more batches: call reset(), and start() for another epoch")
+        raise errors.EOFException("the reader has no more batches: call reset(), and start() for the next epoch")
 
 
 def _placed(placer: FeedPlacer, batches: Iterable[Feed], device: jax.Device) -> Iterator[Feed]:

@@ -224,8 +224,8 @@ def finish(folder: str | os.PathLike[str]) -> None:
         to = folder / os.path.relpath(at, saved)
         if not Path(os.path.realpath(to)).is_relative_to(root):
             raise errors.FileFormatError(
-                f"{saved}: a link in {folder} would lead its files out of the folder, to {os.path.realpath(to)}; remove "
-                "the link"
+                f"{saved}: a link in {folder} would lead its files out of the folder, to {os.path.realpath(to)}; "
+                "remove the link"
             )
         for name in names:
             to.mkdir(parents=True, exist_ok=True)

@@ -69,7 +69,8 @@ def save_inference_model(
     params = None if params_filename is None else os.path.basename(params_filename)
     if params == model_file:
         raise errors.FileFormatError(
-            f"{os.fspath(dirname)}: params_filename: {params} is the name of the program's file; choose a different name"
+            f"{os.fspath(dirname)}: params_filename: {params} is the name of the program's file; choose a different "
+            "name"
         )
     if not program_only and params is None:
         names_of_files = [v.name for v in get_program_persistable_vars(model)]

@@ -32,7 +32,8 @@ def path_below(folder: str | os.PathLike[str], name: str) -> str:
         shown = f"{name[:80]!r}{' ...' if len(name) > 80 else ''}"
         raise errors.FileFormatError(
             f"{os.fspath(folder)}, variable {shown}: {found}. Expected a name that stays in the folder, such as w or "
-            "encoder/w: rename the variable, or save all variables as one file (filename, params_filename), without names"
+            "encoder/w: rename the variable, or save all variables as one file (filename, params_filename), without "
+            "names"
         )
     return os.path.join(os.fspath(folder), name)
 

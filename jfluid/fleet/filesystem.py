@@ -249,7 +249,8 @@ class BDFS(RemoteFS):
     def __init__(self, hdfs_name: str, hdfs_ugi: str, time_out: int = 20 * 60 * 1000, sleep_inter: int = 1000):
         if (time_out, sleep_inter) != (20 * 60 * 1000, 1000):
             raise errors.UnsupportedError(
-                "BDFS, time_out and sleep_inter: fsspec's clients repeat calls by rules of their own: leave them out"
+                "BDFS, time_out and sleep_inter: fsspec's clients have rules for repeated calls: leave both arguments "
+                "out"
             )
         user = hdfs_ugi.split(",")[0]
         super().__init__(hdfs_name, **({"user": user} if user and hdfs_name.startswith("hdfs:") else {}))

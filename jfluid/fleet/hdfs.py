@@ -200,7 +200,7 @@ class HDFSClient:
         return True
 
     def _got(self, hdfs_path: str, copy: str) -> bool:
-        """Return True if the command has copied a file; an existing copy is removed first, since the command keeps it."""
+        """Return True if the command has copied a file; remove an existing copy first, since the command keeps it."""
         if os.path.exists(copy):
             os.remove(copy)
         return self._run("-get", hdfs_path, copy) is not None

@@ -191,8 +191,8 @@ def _endpoints_in_mpi(process: "Node", role_maker: str) -> list[str]:
     """
     if process.coordinator is None or process.coordinator[0] != "127.0.0.1":
         raise errors.UnsupportedError(
-            f"{role_maker}: the processes are on several hosts, whose addresses MPI's variables do not "
-            "tell: start `mpirun -np HOSTS jfluid-launch ...` and use PaddleCloudRoleMaker()"
+            f"{role_maker}: the processes are on several hosts, and MPI's variables do not tell their addresses: "
+            "start `mpirun -np HOSTS jfluid-launch ...` and use PaddleCloudRoleMaker()"
         )
     port = process.coordinator[1]
     return [f"127.0.0.1:{port + rank}" for rank in range(process.count)]

@@ -157,6 +157,6 @@ def _copy_state(scope: Scope, cut: Plan) -> Params:
     if absent:
         raise errors.UninitializedError(
             f"to_jax: the scope has no value for {', '.join(absent)}: run the startup program, "
-            "load the parameters, or feed them"
+            "load or feed the parameters"
         )
     return {n: jnp.array(np.array(t)) for n, t in held.items()}

@@ -306,8 +306,8 @@ class Parameter(Variable):
     ):
         if not all(hasattr(d, "__index__") for d in shape):
             raise errors.AttributeTypeError(
-                f"parameter {kwargs.get('name')}: expected a shape of whole numbers, found {list(shape)}: check the size that "
-                "the layer was given (write // for a whole quotient)"
+                f"parameter {kwargs.get('name')}: expected a shape of whole numbers, found {list(shape)}: check the "
+                "size that the layer was given (write // for a whole quotient)"
             )
         if not shape or any(d < 1 for d in shape):
             raise ValueError(

@@ -17,7 +17,8 @@
     processes: 2                    # on each host; without gpus on the CPU
     nodes: 2                        # hosts, each with a jfluid-launch
     ips: [10.0.0.1, 10.0.0.2]       # their addresses, or the coordinator's: coordinator: "10.0.0.1:6069"
-    secret_file: /home/me/secret    # has the job's secret (chmod 600), which several hosts need; or set JFLUID_JOB_TOKEN
+    secret_file: /home/me/secret    # has the job's secret (chmod 600), which several hosts need; or set
+    JFLUID_JOB_TOKEN
 
     mode: parameter_server          # or ps
     servers: 2                      # on each host; or a list: ["10.0.0.1:6170", "10.0.0.2:6170"]

@@ -76,7 +76,7 @@ def _gpus(value: Any) -> Any:
         raise ValueError("a list of GPUs holds different numbers (or the names that nvidia-smi -L shows)")
     if value == "all" or (type(value) is int and value > 0):
         return value
-    raise ValueError("must be a positive number of GPUs, a list of them such as [0, 1], or all")
+    raise ValueError("must be a positive number of GPUs, a list such as [0, 1], or all")
 
 
 def _ranks(value: Any) -> Any:

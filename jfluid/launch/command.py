@@ -23,7 +23,8 @@ _PORT = re.compile(r"\d+|\S+:\d+")
 class Command:
     """A parsed command line.
 
-    `action` is run, print, slurm, k8s or jobset. The manifests k8s and jobset have a container `image` and `sizes` of pods.
+    `action` is run, print, slurm, k8s or jobset. The manifests k8s and jobset have a container `image` and `sizes` of
+    pods.
     """
 
     job: Job
@@ -108,7 +109,7 @@ def _ranks(text: str) -> Any:
     return text if text == "all" else [int(part) for part in text.split(",")]
 
 
-def _add_gang_options(parser: argparse.ArgumentParser) -> None:
+def _add_collective_options(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("processes that train together (mode: collective)")
     add = group.add_argument
     add(
@@ -142,6 +143,9 @@ def _add_gang_options(parser: argparse.ArgumentParser) -> None:
         metavar="LIST|all",
         help="the ranks whose output is shown (default: 0); all go to LOG_DIR/workerlog.RANK",
     )
+
+
+def _add_server_options(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("parameter servers and trainers (mode: parameter_server)")
     add = group.add_argument
     add(
@@ -169,6 +173,9 @@ def _add_gang_options(parser: argparse.ArgumentParser) -> None:
         metavar="N|LIST",
         help="the same of trainers",
     )
+
+
+def _add_host_options(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("several hosts, each of which runs jfluid-launch")
     add = group.add_argument
     add("--nodes", "--nnodes", action=_Set, type=int, metavar="N", help="number of hosts")
@@ -199,20 +206,7 @@ def _add_gang_options(parser: argparse.ArgumentParser) -> None:
     add("--use_paddlecloud", action="store_true", help="read the hosts from PaddleCloud's variables")
 
 
-def arguments_parser(with_target: bool, name: str = "jfluid-launch") -> argparse.ArgumentParser:
-    """Return the parser of the options and of the target.
-
-    Args:
-        with_target: whether a job file or a script is among them.
-        name: the command's name in usage and errors.
-    """
-    parser = argparse.ArgumentParser(
-        prog=name,
-        description="Run a training job: a job file or a script.",
-        allow_abbrev=False,
-        usage=_USAGE,
-    )
-    parser.set_defaults(job_options={})
+def _add_run_options(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add(
         "--set",
@@ -252,6 +246,10 @@ def arguments_parser(with_target: bool, name: str = "jfluid-launch") -> argparse
         metavar="N",
         help="after a failure, start again so often",
     )
+
+
+def _add_manifest_options(parser: argparse.ArgumentParser) -> None:
+    add = parser.add_argument
     add(
         "--dry-run",
         action="store_const",
@@ -277,11 +275,32 @@ def arguments_parser(with_target: bool, name: str = "jfluid-launch") -> argparse
         metavar="SIZE",
         help="with --image: the volume for snapshots that all pods share (default: 100Gi)",
     )
-    _add_gang_options(parser)
+
+
+def arguments_parser(with_target: bool, name: str = "jfluid-launch") -> argparse.ArgumentParser:
+    """Return the parser of the options and of the target.
+
+    Args:
+        with_target: whether a job file or a script is among them.
+        name: the command's name in usage and errors.
+    """
+    parser = argparse.ArgumentParser(
+        prog=name,
+        description="Run a training job: a job file or a script.",
+        allow_abbrev=False,
+        usage=_USAGE,
+    )
+    parser.set_defaults(job_options={})
+    _add_run_options(parser)
+    _add_manifest_options(parser)
+    _add_collective_options(parser)
+    _add_server_options(parser)
+    _add_host_options(parser)
     group = parser.add_argument_group("options of Fluid's launchers that change nothing here")
     for option in ("--print_config", "--log_level"):
         group.add_argument(option, help="--dry-run prints a job" if option[2] == "p" else None)
     if with_target:
+        add = parser.add_argument
         add("--version", action="version", version=f"jfluid {VERSION}")
         add(
             "--schema",

@@ -11,7 +11,7 @@ _START = re.compile(r"^(Traceback \(most recent call last\):|Fatal Python error:
 
 @dataclass(frozen=True)
 class Failure:
-    """Why a gang ended: the member that failed first, its return code as in `subprocess`, the reason, its last output."""
+    """End of a gang: the member that failed first, its return code as in `subprocess`, the reason, its last output."""
 
     label: str
     code: int

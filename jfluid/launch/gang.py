@@ -23,8 +23,8 @@ _DEFAULTS = {"PYTHONFAULTHANDLER": "1", "JAX_ENABLE_PREEMPTION_SERVICE": "false"
 class Member:
     """A process of a gang: role ("trainer" or "server"), rank, command line, environment and log file.
 
-    After a failure it is restarted up to `restarts` times while the gang keeps running. A restart adds `env_again` to the
-    environment.
+    After a failure it is restarted up to `restarts` times while the gang keeps running. A restart adds `env_again` to
+    the environment.
     """
 
     role: str

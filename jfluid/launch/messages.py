@@ -50,7 +50,7 @@ class Start(Message):
 
 
 class Recorded(Message):
-    """A piece of a file of a follower's processes: whole lines of a record, or bytes of a part of a profile (base64)."""
+    """A piece of a file of a follower: whole lines of a record, or bytes of a part of a profile (base64)."""
 
     kind: Literal["recorded"] = "recorded"
     name: Annotated[str, Field(max_length=100)]

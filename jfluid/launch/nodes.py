@@ -74,8 +74,8 @@ def find_node(job: GangJob, options: NodeOptions, environment: Mapping[str, str]
         if placed is None and count is not None:
             meet = "" if job.coordinator else ", and --coordinator HOST:PORT, an address of host 0"
             raise JobError(
-                f"jfluid-launch: {_saying(said)}{count} hosts, but which of them is this? Say --node-rank K "
-                f"(from 0) on each{meet}; or --ips with the addresses of all"
+                f"jfluid-launch: {_saying(said)}{count} hosts, and the number of this host is unknown: give "
+                f"--node-rank K (from 0) on each{meet}; or --ips with the addresses of all"
             )
         node = placed or node
     if job.coordinator is not None:
@@ -254,8 +254,8 @@ def _of_openmpi(environment: Mapping[str, str]) -> Node | None:
 def mpi_process(environment: Mapping[str, str] = os.environ) -> Node | None:
     """Return this process's rank in an MPI job, or None outside of MPI.
 
-    Reads the variables of Open MPI, MPICH and Intel MPI. The coordinator is 127.0.0.1 if all ranks share this host. Raises
-    JobError for variables that are no numbers.
+    Reads the variables of Open MPI, MPICH and Intel MPI. The coordinator is 127.0.0.1 if all ranks share this host.
+    Raises JobError for variables that are no numbers.
     """
     found = _of_openmpi(environment)
     if found is not None:

@@ -215,8 +215,8 @@ class _GangRunner(_Runner):
         if failure.excerpt:
             say(textwrap.indent(failure.excerpt, "    "))
         _say(
-            f"{self.job.name}: {failure.label} failed first ({failure.reason}) after {seconds:.1f} s; all processes were "
-            f"ended; {f'its log: {failure.log}' if failure.log else logs}"
+            f"{self.job.name}: {failure.label} failed first ({failure.reason}) after {seconds:.1f} s; all processes "
+            f"were ended; {f'its log: {failure.log}' if failure.log else logs}"
         )
         if isinstance(self.job, ParameterServerJob) and self.job.snapshots is not None:
             _say("the job goes on from its snapshots when it is started with --set snapshots.resume=true")
@@ -240,7 +240,7 @@ def _secret(job: GangJob, node: Node) -> str:
         raise JobError(f"jfluid-launch: {error}") from None
     raise JobError(
         "jfluid-launch: a job on several hosts needs a secret, by which its processes know each other: set "
-        f"{secret.VARIABLE} to the same random text on all of them (`python -m jfluid.security new` prints one), "
+        f"{secret.VARIABLE} to the same random text on all hosts (`python -m jfluid.security new` prints one), "
         "or name a file that has it: --set secret_file=PATH"
     )
 
@@ -267,13 +267,13 @@ def _check_snapshots(job: Job, secret: str) -> None:
     folders = sorted(Path(snapshots.folder).glob("server-*"))
     if (owner := snapshot_owner.of_another_job(folders, secret)) is not None:
         raise JobError(
-            f"jfluid-launch: snapshots.folder: {snapshots.folder} belongs to {owner}, which is running: two jobs cannot "
-            "write their snapshots into one folder; name another one, or end that job"
+            f"jfluid-launch: snapshots.folder: {snapshots.folder} belongs to {owner}, which is running: two jobs "
+            "cannot write their snapshots into one folder; name a different folder, or end that job"
         )
     if not snapshots.resume and any(Path(snapshots.folder).glob("server-*/*.json")):
         raise JobError(
-            f"jfluid-launch: snapshots.folder: {snapshots.folder} holds snapshots of an earlier job; go on from "
-            "them with --set snapshots.resume=true, or name another folder"
+            f"jfluid-launch: snapshots.folder: {snapshots.folder} holds snapshots of an earlier job; resume with "
+            "--set snapshots.resume=true, or name a different folder"
         )
 
 

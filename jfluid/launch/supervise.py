@@ -248,7 +248,7 @@ class Supervisor:
             self._record.event(event, member, **fields)
 
     def _wait_for(self, running: _Running) -> None:
-        """Record the end of a member, without reaping it: the order separates the first failure from its consequences."""
+        """Record the end of a member without reaping it: the order separates the first failure from consequences."""
         try:
             result = os.waitid(os.P_PID, running.process.pid, os.WEXITED | os.WNOWAIT)
         except ChildProcessError:  # reaped, because the launcher itself failed

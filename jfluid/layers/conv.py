@@ -197,6 +197,17 @@ def conv3d(
     )
 
 
+def _kernel_for_output(
+    wanted: Sequence[int], sizes: Sequence[int], strides: Sequence[int], dilations: Sequence[int], pads: Sequence[int]
+) -> list[int]:
+    """Return the filter sizes by which a transposed convolution makes an image of the `wanted` sizes."""
+    pairs = pads if len(pads) == 2 * len(wanted) else [p for p in pads for _ in (0, 1)]
+    return [
+        (o - (i - 1) * s + pairs[2 * k] + pairs[2 * k + 1] - 1) // d + 1
+        for k, (o, i, s, d) in enumerate(zip(wanted, sizes, strides, dilations))
+    ]
+
+
 def _conv_transpose(
     rank: int,
     input: Variable,
@@ -230,11 +241,7 @@ def _conv_transpose(
         kernel = each(filter_size, rank, layer, "filter_size")
     elif wanted:
         sizes = input.shape[1:-1] if last else input.shape[2:]
-        pairs = pads if len(pads) == 2 * rank else [p for p in pads for _ in (0, 1)]
-        kernel = [
-            (o - (i - 1) * s + pairs[2 * k] + pairs[2 * k + 1] - 1) // d + 1
-            for k, (o, i, s, d) in enumerate(zip(wanted, sizes, strides, dilations))
-        ]
+        kernel = _kernel_for_output(wanted, sizes, strides, dilations, pads)
     else:
         raise errors.ProgramError(f"layers.{layer}: give filter_size or output_size")
     weight = helper.create_parameter(helper.param_attr, [channels, num_filters // groups, *kernel], input.dtype)

@@ -55,15 +55,10 @@ def _normalised(
     dtype = VarType.FP32 if input.dtype in (VarType.FP16, VarType.BF16) else input.dtype
     scale = helper.create_parameter(helper.param_attr, [channels], dtype, default_initializer=Constant(1.0))
     bias = helper.create_parameter(helper.bias_attr, [channels], dtype, is_bias=True)
-    moving = [
-        helper.create_parameter(
-            ParamAttr(name=given, initializer=Constant(start), trainable=False, do_model_average=do_model_average),
-            [channels],
-            dtype,
-            stop_gradient=True,
-        )
-        for given, start in ((moving_mean_name, 0.0), (moving_variance_name, 1.0))
-    ]
+    moving = []
+    for given, start in ((moving_mean_name, 0.0), (moving_variance_name, 1.0)):
+        attr = ParamAttr(given, Constant(start), trainable=False, do_model_average=do_model_average)
+        moving.append(helper.create_parameter(attr, [channels], dtype, stop_gradient=True))
     saved = [helper.create_variable_for_type_inference(dtype, stop_gradient=True) for _ in (0, 1)]
     out = input if in_place else helper.create_variable_for_type_inference(input.dtype)
     inputs = {"X": input, "Scale": scale, "Bias": bias, "Mean": moving[0], "Variance": moving[1]}

@@ -225,12 +225,11 @@ def sampled_softmax_with_cross_entropy(
         )
     helper = LayerHelper("sample_logits")
     inputs: dict[str, Any] = {"Logits": logits, "Labels": label}
-    samples = customized_samples if use_customized_samples else helper.create_variable_for_type_inference("int64")
-    chances = (
-        customized_probabilities if use_customized_samples else helper.create_variable_for_type_inference(logits.dtype)
-    )
     if use_customized_samples:
-        inputs |= {"CustomizedSamples": customized_samples, "CustomizedProbabilities": customized_probabilities}
+        samples, chances = customized_samples, customized_probabilities
+        inputs |= {"CustomizedSamples": samples, "CustomizedProbabilities": chances}
+    else:
+        samples, chances = (helper.create_variable_for_type_inference(d) for d in ("int64", logits.dtype))
     sampled, labels, logits_dim, labels_dim = (
         helper.create_variable_for_type_inference(d) for d in (logits.dtype, "int64", logits.dtype, label.dtype)
     )

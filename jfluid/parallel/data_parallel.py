@@ -73,7 +73,7 @@ class DataParallel:
                 if len(endpoints) != self.build.num_trainers:
                     raise errors.ProgramError(
                         f"num_trainers is {self.build.num_trainers}, and the trainers' endpoints are "
-                        f"{list(endpoints)}: set BuildStrategy.trainers_endpoints, give them to "
+                        f"{list(endpoints)}: set BuildStrategy.trainers_endpoints, call "
                         "DistributeTranspiler.transpile(trainers=...), or start the script with jfluid-launch, "
                         "which sets PADDLE_TRAINER_ENDPOINTS"
                     )
@@ -116,7 +116,8 @@ class DataParallel:
     def for_feed(self, feed: Any) -> "DataParallel":
         """Return this object, or the first replicas alone for a feed of fewer batches or rows than replicas.
 
-        Only a program that infers runs on fewer replicas: no replica waits. The last batches of a test may be such feeds.
+        Only a program that infers runs on fewer replicas: no replica waits. The last batches of a test may be such
+            feeds.
         """
         if isinstance(feed, (list, tuple)):
             count = len(feed)
@@ -260,8 +261,8 @@ def _state_of(items: list[Any], param: str, shape: tuple[int, ...], planned: Pla
 def rewritten(program: Program, build: Any, shares: int) -> tuple[Program, list[str]]:
     """Return the program of a replica, and the gradients that are to be fed.
 
-    The replica runs on one of `shares` parts of a batch. Gradients begin with the replica's share of the loss, or with fed
-    gradients; batch norm spans replicas if the settings say so.
+    The replica runs on one of `shares` parts of a batch. Gradients begin with the replica's share of the loss, or with
+    fed gradients; batch norm spans replicas if the settings say so.
     """
     program = program.clone()
     block = program.global_block()

@@ -76,8 +76,8 @@ class JoinedReplicas(OneDevice):
     def of(cls, plan: Plan, device: jax.Device, replicas: int, sums: Sequence[str]) -> "JoinedReplicas | None":
         """Return the placement of a plan, or None if replicas need devices of their own.
 
-        Replicas need devices for host operators, blocks inside operators, collective operators, and gradients that are read
-        before they are summed. Raises as `phases.split`.
+        Replicas need devices for host operators, blocks inside operators, collective operators, and gradients that are
+        read before they are summed. Raises as `phases.split`.
         """
         groups = phases.split(plan, sums)
         if any(phase.host for group in groups for phase in group):

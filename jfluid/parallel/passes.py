@@ -48,8 +48,8 @@ class PassBuilder:
     def insert_pass(self, position: int, name: str) -> Pass:
         """Add multi_batch_merge_pass at a position.
 
-        The pass divides each replica's batch into `num_repeats` parts, runs forward and backward for each part in turn, and
-        updates once by the mean of the gradients.
+        The pass divides each replica's batch into `num_repeats` parts, runs forward and backward for each part in turn,
+        and updates once by the mean of the gradients.
 
         Raises UnsupportedError for any other pass.
         """

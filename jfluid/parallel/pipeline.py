@@ -305,7 +305,8 @@ class PipelineStep(Step):
     def _parts(self, env: Mapping[str, Any]) -> list[dict[str, Any]]:
         """Return the feeds of each part of the batch.
 
-        There are fewer parts than wanted if the wanted number does not divide the batch, and one if rows are in sequences.
+        There are fewer parts than wanted if the wanted number does not divide the batch, and one if rows are in
+        sequences.
         """
         block = self.plan.block
         fed = {n: env[n] for n in self.plan.feeds if not block.vars[n].persistable}
@@ -348,8 +349,8 @@ def _rejoined(shape: Sequence[int], values: list[Any], device: jax.Device) -> An
 def placement_of(planned: Plan, wanted: PipelineOptions, place: Any) -> PipelineDevices:
     """Return the sections of a plan on their devices.
 
-    The devices are those of the places; the default is GPUs of this host, or the CPU's devices in turn. Raises PlaceError
-    and UnsupportedError.
+    The devices are those of the places; the default is GPUs of this host, or the CPU's devices in turn. Raises
+    PlaceError and UnsupportedError.
     """
     sections = Sections(planned, wanted)
     if wanted.places and len(wanted.places) < sections.number:

@@ -75,8 +75,8 @@ def the_same(name: str, parts: np.ndarray) -> np.ndarray:
 def uneven(error: Exception, replicas: int) -> errors.UnsupportedError:
     """Return the error of an operator that does not take the padding of uneven replicas."""
     return errors.UnsupportedError(
-        f"{str(error).splitlines()[0]}, and replicas have different numbers of rows: feed batches with a number of rows "
-        f"that {replicas} divides, or run the program on one device"
+        f"{str(error).splitlines()[0]}, and replicas have different numbers of rows: feed batches with a number of "
+        f"rows that {replicas} divides, or run the program on one device"
     )
 
 
@@ -161,8 +161,8 @@ class Stacker:
     ) -> dict[str, Any] | None:
         """Return the result of `stack` for the shares of one process's replicas.
 
-        Returns None if replicas have different numbers of sequences. Click models feed the same sequences to dozens of slots,
-        which are divided once.
+        Returns None if replicas have different numbers of sequences. Click models feed the same sequences to dozens of
+        slots, which are divided once.
 
         Args:
             batches: batches of slots, divided among the same number of replicas, besides `tensors`.

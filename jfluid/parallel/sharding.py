@@ -105,8 +105,8 @@ def dimension_of(shape: tuple[int, ...], replicas: int, sparse: bool) -> int | N
 def summed(values: Mapping[str, Any], sharding: ReplicaSharding) -> dict[str, Any]:
     """Return the all-reduced gradients; called within a replica.
 
-    Dense gradients are all-reduced in fused buckets. Divided gradients are reduce-scattered: each replica gets its share.
-    Sparse gradients are gathered.
+    Dense gradients are all-reduced in fused buckets. Divided gradients are reduce-scattered: each replica gets its
+    share. Sparse gradients are gathered.
     """
     found: dict[str, Any] = {}
     dense: dict[Any, list[str]] = {}

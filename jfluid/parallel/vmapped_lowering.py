@@ -1,8 +1,8 @@
 """Lowering of all replicas of a device as one computation, by `jax.vmap`.
 
 Values that differ by replica are stacked along a first dimension, and an operator that reads a stacked value is
-mapped over it (`jax.vmap`): each replica has the results of a run alone. Gradients are taken of the mapped operator: the
-gradient of a value that all replicas share is the sum over replicas, from one product over the whole batch.
+mapped over it (`jax.vmap`): each replica has the results of a run alone. Gradients are taken of the mapped operator:
+the gradient of a value that all replicas share is the sum over replicas, from one product over the whole batch.
 """
 
 from collections.abc import Iterable, Mapping, Sequence

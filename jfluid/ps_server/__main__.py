@@ -39,7 +39,9 @@ def _parser() -> argparse.ArgumentParser:
         "--secret-file",
         type=Path,
         metavar="FILE",
-        help=f"has the job's secret, for its owner only (default: the variable {secret.VARIABLE}, or this user's secret)",
+        help=(
+            f"has the job's secret, for its owner only (default: the variable {secret.VARIABLE}, or this user's secret)"
+        ),
     )
     add("--tables", type=Path, metavar="FILE", help="YAML or JSON: {tables: [...], blocks: [...]} to begin with")
     add("--restore", type=Path, metavar="FOLDER", help="begin with the newest complete snapshot in this folder")

@@ -335,7 +335,7 @@ class Client:
     # ---- the job ---------------------------------------------------------------------------------
 
     def barrier(self, name: str = "barrier", number: int | None = None) -> None:
-        """Wait until all trainers have reached generation `number` of the barrier; by default the one after the last."""
+        """Wait until all trainers have reached generation `number` of the barrier; by default the next generation."""
         self._connections.barrier(name, number)
 
     def save(self, folder: str, snapshot: str | None = None, tables: Sequence[str] = ()) -> str:

@@ -36,7 +36,7 @@ class NotReadyError(errors.ServerError):
 
 
 class RestartedError(errors.ServerError):
-    """The call is for an earlier incarnation of the server, which has restarted, from a snapshot or empty (DATA_LOSS)."""
+    """The call is for an earlier incarnation of a restarted server (DATA_LOSS)."""
 
 
 class JobFailedError(errors.ServerError):

@@ -59,8 +59,8 @@ class Settings(validation.Spec):
         max_rows, max_bytes: what the tables of this server may hold together; None for no bound.
             See specs.TableSpec, whose bounds are those of one table. Blocks that clients create
             count, too.
-        metrics_port: answers Prometheus on http://host:metrics_port/metrics (https with TLS), if it brings the token that
-            follows from the secret; None for no such port.
+        metrics_port: answers Prometheus on http://host:metrics_port/metrics (https with TLS), if it brings the token
+            that follows from the secret; None for no such port.
         tls_certificate, tls_key: PEM files; both or none. With them only TLS connections are taken.
         tls_clients: a PEM file of authorities; clients must show a certificate of one of them.
     """

@@ -215,7 +215,7 @@ class ServerConnections:
     # ---- barriers --------------------------------------------------------------------------------
 
     def barrier(self, name: str, number: int | None) -> None:
-        """Wait at server 0 until all trainers have reached generation `number` of the barrier; None for the next one."""
+        """Wait at server 0 until all trainers have reached generation `number` of the barrier; None for the next."""
         self.enter()
         if number is None:
             with self._lock:
@@ -253,8 +253,8 @@ class ServerConnections:
         while not connection.leave(self.caller()) and not self._closed.wait(_STAY_LOOK_S):
             if time.monotonic() > end:
                 logger.warning(
-                    "server %s has no snapshot of what this trainer pushed last: if it is killed before the other "
-                    "trainers have left, that is lost",
+                    "server %s has no snapshot of this trainer's last pushes: these are lost if the server is killed "
+                    "before all trainers have left",
                     connection.endpoint,
                 )
                 break
@@ -268,7 +268,7 @@ class ServerConnections:
         self._threads.shutdown(wait=False)
 
     def _end(self, error: RollbackError) -> None:
-        """End all connections, since the whole job has to restart: calls that wait at other servers would wait forever."""
+        """End all connections for a restart of the job: calls that wait at other servers would wait forever."""
         self._closed.set()
         for connection in self._connections:
             connection.end(error)

@@ -345,7 +345,7 @@ class Service:
     def _write(
         self, folder: Path, name: str, only: Sequence[str] = (), alone: bool = False
     ) -> tuple[pb.SaveReply, StoreView]:
-        """Write a snapshot; return the reply and the written view of the store, with rows that can no longer be read."""
+        """Write a snapshot; return the reply and the written view of the store, whose rows are no longer readable."""
         start, number = time.monotonic(), (0, 1) if alone else (self.server, self.servers)
         left = self.trainer_group.left()
         with self.store.view(only) as view:

@@ -66,7 +66,7 @@ class RowRequest(dict[str, Array]):
         return self._distinct[table]
 
     def then(self, call: Callable[[], None]) -> "RowRequest":
-        """Return a request for the same rows that also calls `call` while servers answer, after this request's function."""
+        """Return a request for the same rows that also calls `call` while servers answer, after this request's."""
         other = RowRequest(self)
         other._distinct = self._distinct
 

@@ -25,7 +25,7 @@ Array = np.ndarray[Any, Any]
 
 
 class SharedExclusiveLock:
-    """A lock that many hold at once (`shared`) or one alone (`exclusive`); an exclusive request goes before later ones."""
+    """A lock with `shared` and `exclusive` holders; an exclusive request goes before later requests."""
 
     def __init__(self) -> None:
         self._changed = threading.Condition()

@@ -219,7 +219,7 @@ class SparseTable(TableState):
                 yield ids, values
 
     def add(self, ids: Array, differences: Array) -> None:
-        """Add `differences` (float32 [n, width]) to the values of the rows of `ids` (int64 [n]), without the optimizer."""
+        """Add `differences` (float32 [n, width]) to the rows of `ids` (int64 [n]), without the optimizer."""
         self._change("differences", ids, differences, replace=False)
 
     def assign(self, ids: Array, values: Array) -> None:

@@ -41,8 +41,8 @@ class TableView:
     def blocks(self, waiting: bool = False, size: int = _BLOCK) -> Iterator[tuple[Array, Array]]:
         """Return (heads [n] of kernels.HEAD, bodies float32 [n, stride]) of all rows, or `waiting` ids, in blocks.
 
-        Each row comes once, in any order, at most `size` at a time. Rows are as their last touch left them: `rows` applies the
-        steps that they have missed.
+        Each row comes once, in any order, at most `size` at a time. Rows are as their last touch left them: `rows`
+        applies the steps that they have missed.
         """
         for shard in self._waiting if waiting else self._rows:
             for begin in range(0, 1 << 62, size):

@@ -83,7 +83,7 @@ def call_of(caller: pb.Caller) -> Call:
     """Return the call's place in its trainer's order. Raises ServerError when it has none."""
     if not caller.incarnation or not caller.sequence:
         raise errors.ServerError(
-            "caller: expected trainer, incarnation and sequence; a mutation without them could be applied twice"
+            "caller: expected trainer, incarnation and sequence; a mutation without these could be applied twice"
         )
     return Call(caller.trainer, caller.incarnation, caller.sequence, caller.outstanding)
 

@@ -174,7 +174,7 @@ class OutgoingRequest:
         return bool(self.pull.rows or self.pull.blocks or self.pull.round)
 
     def single(self) -> tuple[str, list[Any]]:
-        """Return (method, serialized message in pieces): "Push" or "Pull" when the other part is empty, else "Exchange"."""
+        """Return (method, serialized message in pieces): "Push" or "Pull" if a part is empty, otherwise "Exchange"."""
         if not self.push:
             return "Pull", [self.pull.SerializeToString()]
         if not self.pulls:

@@ -101,7 +101,7 @@ class Tail:
             about = os.fstat(file.fileno())
             identity = about.st_dev, about.st_ino
             if self._identity not in (None, identity):
-                raise FileNotFoundError(f"{self.path}: another file is in its place")
+                raise FileNotFoundError(f"{self.path}: a different file has its name")
             self._identity = identity
             file.seek(self._position)
             data = file.read()

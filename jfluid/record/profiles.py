@@ -125,7 +125,7 @@ class StepProfile:
         try:
             self._trace = step_traces.Trace()
         except RuntimeError as error:
-            _log.warning("the profile has no instructions of XLA: another trace is being taken (%s)", error)
+            _log.warning("the profile has no instructions of XLA: this process takes a different trace (%s)", error)
         self.begin = time.time()
         PHASES.events = []
 

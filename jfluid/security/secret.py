@@ -35,8 +35,10 @@ def job_secret(addresses: Iterable[str] = ()) -> str:
     beyond = [address for address in addresses if not is_loopback(address)]
     if beyond:
         raise errors.SecretError(
-            f"{', '.join(beyond)}: other machines can connect there, so the job needs a secret: set {VARIABLE} to the same "
-            f"random text of 16 to {_LONGEST} characters for all its processes (`python -m jfluid.security new` prints one)"
+            f"{', '.join(beyond)}: other machines can connect there, so the job needs a secret: set {VARIABLE} to the "
+            "same "
+            f"random text of 16 to {_LONGEST} characters for all its processes (`python -m jfluid.security new` "
+            "prints one)"
         )
     return of_this_user()
 

@@ -155,7 +155,7 @@ def _lock(handle: int, folder: Path, mark: str) -> None:
             if error.errno not in (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP):
                 raise
             _LOG.warning(
-                "%s: its file system has no locks (%s): nothing keeps another job from writing there",
+                "%s: its file system has no locks (%s): a second job could write there",
                 folder,
                 error.strerror,
             )
@@ -170,7 +170,8 @@ def _patience_s(owner: Owner | None, mark: str) -> float:
 def _taken(folder: Path) -> str:
     return (
         f"{folder} belongs to {read(folder) or 'another job'}, which is running: two jobs cannot write their snapshots "
-        "into one folder. Name another one (snapshots.folder of the job file, JFLUID_PS_SNAPSHOT_FOLDER), or end that job"
+        "into one folder. Name a different one (snapshots.folder of the job file, JFLUID_PS_SNAPSHOT_FOLDER), or end "
+        "that job"
     )
 
 
@@ -179,8 +180,10 @@ def _check_restart(folder: Path, before: Owner | None, mark: str, restarted: boo
         return
     if restarted:
         raise errors.ServerError(
-            f"{folder} belongs to {before}, which has taken it since this server's job began: its snapshots are not this "
-            "job's. Name another folder, or start the job with snapshots.resume (JFLUID_PS_RESTORE=1) to go on from them"
+            f"{folder} belongs to {before}, which has taken it since this server's job began: its snapshots are not "
+            "this "
+            "job's. Name a different folder, or start the job with snapshots.resume (JFLUID_PS_RESTORE=1) to go on "
+            "from them"
         )
     _LOG.warning("%s was that of %s: this job goes on from its snapshots", folder, before)
 
@@ -199,7 +202,7 @@ def _continued(folder: Path, before: Owner | None, earlier: str, peers: Iterable
         if other.job != job:
             raise errors.ServerError(
                 f"{folder} has snapshots of job {job}, and {peer} those of {other}: they do not go together. Put back "
-                "the folder that is missing, or remove all of them to begin anew"
+                "the missing folder, or remove all folders to begin anew"
             )
     return job
 
@@ -211,4 +214,4 @@ def _write(handle: int, folder: Path, owner: Owner) -> None:
         os.ftruncate(handle, len(content))
         os.fsync(handle)
     except OSError as error:  # the lock counts, this is for people and for a restart
-        _LOG.warning("%s: whose it is could not be written: %s", folder, error)
+        _LOG.warning("%s: the owner could not be written: %s", folder, error)

@@ -218,8 +218,8 @@ def connect(
         answer = _exactly(stream, _MAC_SIZE, timeout_s)
         if not hmac.compare_digest(answer, keys.of_listener):
             raise errors.SecretError(
-                f"who listens at {address[0]}:{address[1]} has another secret than this process, or is "
-                f"none of the job: all its processes need the same {VARIABLE}"
+                f"the process that listens at {address[0]}:{address[1]} does not have this process's secret, or does "
+                f"not belong to the job: all processes of a job need the same {VARIABLE}"
             )
         stream.settimeout(timeout_s)
         return Connection(stream, keys, False, longest)

@@ -263,8 +263,8 @@ def read(at, sizes, state, whole, least, most, limit, left, ended, numbers, inte
         sizes: int64 [rank]: of the list at each depth, -1 for any; the sizes of the lists are put in. RAGGED for lists
             that differ in length.
         state: int64 [HEAD + rank], zeros at the beginning; the state from which a later call resumes.
-        whole: True to parse integers from `least` to `most` into `integers`; False to parse decimal numbers below `limit`
-            into `numbers`.
+        whole: True to parse integers from `least` to `most` into `integers`; False to parse decimal numbers below
+            `limit` into `numbers`.
         left: largest count of numbers and lists.
         ended: the address of an int64, for C.
         numbers, integers: float64 and int64 [n], one memory.

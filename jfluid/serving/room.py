@@ -19,8 +19,8 @@ class Room:
         """Reserve or release bytes. Raises TooManyRequests where fewer bytes are free."""
         if by > 0 and self.held + by > self.most:
             raise TooManyRequests(
-                f"large requests and answers under way hold {self.held} bytes of {self.most} for all "
-                "of them: ask again later, or for less at a time"
+                f"large requests and answers under way hold {self.held} bytes of {self.most} for all requests: ask "
+                "again later, or for less at a time"
             )
         self.held += by
 

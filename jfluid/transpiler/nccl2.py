@@ -18,8 +18,8 @@ def transpile(
         inner = sum(e.rpartition(":")[0] == endpoints[trainer_id].rpartition(":")[0] for e in endpoints)
     if config.use_hierarchical_allreduce and (inner < 2 or len(endpoints) <= inner or len(endpoints) % inner):
         raise errors.ProgramError(
-            "hierarchical_allreduce_inter_nranks: expected how many trainers one host has, at least "
-            f"2, of which all trainers ({len(endpoints)}) are a multiple; found {inner}"
+            "hierarchical_allreduce_inter_nranks: expected the number of trainers of a host, at least 2, of which all "
+            "trainers ({len(endpoints)}) are a multiple; found {inner}"
         )
     program._trainers_endpoints = list(endpoints)
     block = startup.global_block()

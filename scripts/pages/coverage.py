@@ -20,16 +20,19 @@ _SCHEMA = Path(__file__).resolve().parents[2] / "tests" / "golden" / "op_schema.
 _STATES = ("works", "has no effect", "refuses, with a reason", "not in this release")
 _ABOUT = """# Coverage of Fluid 1.8.5
 
-This page is for users that look up a name or operator of Fluid. Every public name of Fluid can be imported. A name that is
-not in this release raises `UnsupportedError` when it is called or subclassed. Loading a program with missing operators raises
-one error that lists all missing operators. [differences.md](differences.md) lists differences in behaviour.
+This page is for users that look up a name or operator of Fluid. Every public name of Fluid can be imported. A name that
+is not in this release raises `UnsupportedError` when it is called or subclassed. Loading a program with missing
+operators raises one error that lists all missing operators. [differences.md](differences.md) lists differences in
+behaviour.
 """
 _ON_GPUS = """
 ### On GPUs
 
-The operators of this table lower for CUDA (`tests/gpu`), and `python -m jfluid.check_device` compares results of a GPU with
-results of the CPU: operators with a case (`jfluid/check_device/operators.jsonl`), and small programs for operators that a case
-cannot show (`jfluid/check_device/structure.py`). The programs of the benchmarks, the gallery and the golden runs lower, too.
+The operators of this table lower for CUDA (`tests/gpu`), and `python -m jfluid.check_device` compares results of a GPU
+with
+results of the CPU: operators with a case (`jfluid/check_device/operators.jsonl`), and small programs for operators that
+a case cannot show (`jfluid/check_device/structure.py`). The programs of the benchmarks, the gallery and the golden runs
+lower, too.
 
 """
 _ELSEWHERE = """
@@ -37,9 +40,9 @@ Operators that XLA computes without a case and without a small program:
 
 """
 _ON_THE_HOST = """
-The operators of this table do not lower and run on the host, between two parts that XLA compiles. XLA has no operation for
-files, Python functions, remote processes and results of any size. Their inputs leave the device, which then waits for their
-results. `sequence_mask` runs on the host, too, if `maxlen` is not given.
+The operators of this table do not lower and run on the host, between two parts that XLA compiles. XLA has no operation
+for files, Python functions, remote processes and results of any size. Their inputs leave the device, which then waits
+for their results. `sequence_mask` runs on the host, too, if `maxlen` is not given.
 
 """
 

@@ -11,13 +11,14 @@ from scripts.pages.tables import NOTE, default, table
 
 _ABOUT = """# The job file
 
-This page is for users that write job files. It lists every key, its values and its default. `jfluid-launch job.yaml` runs the
-job of a file; `--set key=value` overrides a key, and `--dry-run` prints the job without running it. An error (an unknown or
-missing key, an impossible value, conflicting keys) names line and column, and the job does not start. YAML is read by the core
-rules of version 1.2, so `no` is text and `1e-3` a number; duplicate keys, tags and aliases are refused.
+This page is for users that write job files. It lists every key, its values and its default. `jfluid-launch job.yaml`
+runs the job of a file; `--set key=value` overrides a key, and `--dry-run` prints the job without running it. An error
+(an unknown or missing key, an impossible value, conflicting keys) names line and column, and the job does not start.
+YAML is read by the core rules of version 1.2, so `no` is text and `1e-3` a number; duplicate keys, tags and aliases are
+refused.
 
-`jfluid launch --schema` prints a JSON schema, by which editors complete and check keys. Write the schema to a file, and begin
-the job file with `# yaml-language-server: $schema=FILE`.
+`jfluid launch --schema` prints a JSON schema, by which editors complete and check keys. Write the schema to a file, and
+begin the job file with `# yaml-language-server: $schema=FILE`.
 """
 _SECTIONS: list[tuple[str, type[BaseModel], type[BaseModel] | None]] = [
     ("Keys of all jobs", job.Job, None),

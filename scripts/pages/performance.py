@@ -62,13 +62,14 @@ def filled(text: str, parts: dict[str, Found]) -> str:
 def _header(part: Found) -> str:
     machine = part["machine"]
     return (
-        f"Measured by `{part['command']}` on {part['date']} (commit {part['commit']}). Machine: {machine['cores']} cores "
+        f"Measured by `{part['command']}` on {part['date']} (commit {part['commit']}). Machine: {machine['cores']} "
+        "cores "
         f"({machine['processor']}), load {machine['load']} before, Python {machine['python']}, JAX {machine['jax']}.\n"
     )
 
 
 def _captioned(caption: str, titles: list[str], rows: list[list[str]]) -> str:
-    """Return a table below its caption; a table of too many columns is divided, and each part repeats the first column."""
+    """Return a table below its caption; divide a table of too many columns, and repeat the first column."""
     most = _MOST_COLUMNS - 1
     tables = [
         table([titles[0], *titles[i : i + most]], [[row[0], *row[i : i + most]] for row in rows])
@@ -186,15 +187,16 @@ def _programs(found: Found) -> str:
         memory = f"{p['gbytes']:.2f} ({shares[2]})"
         work.append([model, f"{p['gflop']:.2f}", shares[0], f"{p['products_ms']:.2f}", shares[1], memory])
     caption = (
-        "Milliseconds a step on one device, and its parts (lower is better): the compiled function alone, copies of feed "
-        "and loss, processor time of the host beyond both, and waiting. The parts are measured separately, so that a small "
-        "part may come out negative."
+        "Milliseconds a step on one device, and its parts (lower is better): the compiled function alone, copies of "
+        "feed "
+        "and loss, processor time of the host beyond both, and waiting. The parts are measured separately, so that a "
+        "small part may come out negative."
     )
     first = _captioned(caption, ["program", "step, ms", "compute, ms", "copy, ms", "host, ms", "wait, ms"], times)
     caption = (
         "Work of a step: arithmetic that the model needs, with its share of the machine's peak (higher is better); "
-        "milliseconds of matrix products, convolutions and LSTM loops, with the share of the peak in these; memory read and "
-        "written, with its share of the bandwidth."
+        "milliseconds of matrix products, convolutions and LSTM loops, with the share of the peak in these; memory "
+        "read and written, with its share of the bandwidth."
     )
     titles = ["program", "GFLOP", "of the peak", "products, ms", "of the peak in products", "GB (of the bandwidth)"]
     return first + "\n" + _captioned(caption, titles, work)
@@ -210,8 +212,8 @@ def _engines(found: Found) -> str:
         ahead = _times(ours, timed[best]).split()[0]
         rows.append([model, _ms(ours["ms"]), *cells, f"{best}: {ahead}"])
     caption = (
-        "Milliseconds a step (lower is better). Behind the colon: the engine's time divided by jfluid's, median and range of "
-        "the rounds; above 1, jfluid is faster."
+        "Milliseconds a step (lower is better). Behind the colon: the engine's time divided by jfluid's, median and "
+        "range of the rounds; above 1, jfluid is faster."
     )
     return _captioned(caption, ["program", "jfluid", *names, "the fastest engine beside jfluid"], rows)
 
@@ -250,8 +252,8 @@ def _detection(found: Found) -> str:
         for model, f in found.items()
     ]
     caption = (
-        "Milliseconds a step (lower is better), and the time of Fluid divided by jfluid's, each in its faster way; above 1, "
-        "jfluid is faster."
+        "Milliseconds a step (lower is better), and the time of Fluid divided by jfluid's, each in its faster way; "
+        "above 1, jfluid is faster."
     )
     return _captioned(caption, ["program", "Fluid 1.8.5, ms", "jfluid, ms", "Fluid / jfluid"], rows)
 
@@ -270,8 +272,8 @@ def _dygraph(found: Found) -> str:
             cells.append(cell if one is ours else f"{cell}: {_times(ours, one)}")
         rows.append([model, *cells])
     caption = (
-        "Milliseconds a step, in brackets processor milliseconds (lower is better). Behind the colon: the time divided by "
-        "that of jfluid's eager step; above 1, the eager step is faster."
+        "Milliseconds a step, in brackets processor milliseconds (lower is better). Behind the colon: the time "
+        "divided by that of jfluid's eager step; above 1, the eager step is faster."
     )
     return _captioned(caption, ["program", *(f"{engines[e]}, {kinds[k]}" for e, k in ways)], rows)
 
@@ -302,8 +304,8 @@ def _replicas(found: Found) -> str:
         ratio = _times(timed[best], timed["jfluid replicas"])
         rows.append([model, *(_ms(timed[mode]["ms"]) for mode in modes), ratio])
     caption = (
-        "Milliseconds a step of the same batch (lower is better). Last column: the time of two replicas as one program, "
-        "divided by the faster of one device and two devices with AllReduce; the goal is at most 1.05."
+        "Milliseconds a step of the same batch (lower is better). Last column: the time of two replicas as one "
+        "program, divided by the faster of one device and two devices with AllReduce; the goal is at most 1.05."
     )
     return _captioned(caption, ["program", *modes.values(), "one program / faster"], rows)
 
@@ -320,8 +322,8 @@ def _host(found: Found) -> str:
         for kind, f in found.items()
     ]
     caption = (
-        "Processor microseconds of the calling thread: of `Executor.run`, of XLA's call in it, and the difference, which is "
-        "jfluid's part (lower is better; the goal is 60). Last column: the same difference by the clock."
+        "Processor microseconds of the calling thread: of `Executor.run`, of XLA's call in it, and the difference, "
+        "which is jfluid's part (lower is better; the goal is 60). Last column: the same difference by the clock."
     )
     titles = ["feed", "`Executor.run`, µs", "XLA's call, µs", "difference, µs", "difference by the clock, µs"]
     return _captioned(caption, titles, rows)
@@ -352,7 +354,8 @@ def _startup(found: Found) -> str:
         rows.append([f"build {long['operators']} operators (processor time)", f"{long['build']:.2f}"])
         rows.append([f"first step of {long['operators']} operators (processor time)", f"{long['first']:.2f}"])
     caption = (
-        "Seconds from the start of the interpreter, by the clock unless the row says otherwise (lower is better). An operator "
+        "Seconds from the start of the interpreter, by the clock unless the row says otherwise (lower is better). An "
+        "operator "
         f"of the longest program takes {found['linear']:.2f} times the processor time of an operator of the shortest."
     )
     return _captioned(caption, ["start", "seconds"], rows)
@@ -385,8 +388,8 @@ def _feeding(found: Found) -> str:
     )
     fed = _captioned(caption, ["program, engine", "fed, ms", "from a loader, ms"], steps)
     caption = (
-        "Share of the training loop spent waiting for the loader, by the reader's time for a batch as a share of a step "
-        "(lower is better)."
+        "Share of the training loop spent waiting for the loader, by the reader's time for a batch as a share of a "
+        "step (lower is better)."
     )
     titles = ["program, engine", *(f"reader at {100 * one['busy']:.0f}%" for one in first)]
     crossing = f"{rate['median']:.0f} MB/s ({rate['low']:.0f} to {rate['high']:.0f})"
@@ -444,7 +447,8 @@ def _clock(jobs: Found) -> str:
         for name, one in jobs.items()
     ]
     caption = (
-        "Milliseconds a step by the clock (lower is better), and examples a second (higher is better). Ratios: the time "
+        "Milliseconds a step by the clock (lower is better), and examples a second (higher is better). Ratios: the "
+        "time "
         "divided by that of training without servers in the same rounds (lower is better), and Fluid's time divided by "
         "jfluid's (above 1, jfluid is faster)."
     )
@@ -458,8 +462,8 @@ def _processor(jobs: Found) -> str:
         both = "" if servers is None else f"{(one['cpu_ms'] + servers) / jobs['local']['cpu_ms']:.2f}"
         rows.append([_job(name), f"{one['cpu_ms']:.1f}", "" if servers is None else f"{servers:.1f}", both])
     caption = (
-        "Processor milliseconds a step of a trainer and of its servers, and their sum divided by that of training without "
-        "servers (lower is better)."
+        "Processor milliseconds a step of a trainer and of its servers, and their sum divided by that of training "
+        "without servers (lower is better)."
     )
     return _captioned(caption, ["job", "trainer, ms", "servers, ms", "both / no servers"], rows)
 
@@ -474,7 +478,7 @@ _SERVER = ("parse", "apply", "read", "reply")
 
 
 def _parts_of_steps(jobs: Found) -> list[str]:
-    """Return a table for each transport: milliseconds of the parts of a step, of its calls, and of the server's work."""
+    """Return a table for each transport: milliseconds of a step's parts, of its calls, and of the server's work."""
     by_transport: dict[str, dict[str, Found]] = {}
     for name, one in jobs.items():
         strategy, _, transport = name.partition(", ")
@@ -483,8 +487,8 @@ def _parts_of_steps(jobs: Found) -> list[str]:
     keys = [*_STEP, *_CALL, *(f"server's {part}" for part in _SERVER)]
     return [
         _captioned(
-            f"Milliseconds of the parts of a step, of its calls to servers, and of the servers' work for a call; {transport} "
-            "as transport (lower is better).",
+            "Milliseconds of the parts of a step, of its calls to servers, and of the servers' work for a call; "
+            f"{transport} as transport (lower is better).",
             ["part", *(f"{strategy}, ms" for strategy in strategies)],
             [[key, *(f"{parts.get(key, 0.0):.2f}" for parts in strategies.values())] for key in keys],
         )
@@ -495,8 +499,8 @@ def _parts_of_steps(jobs: Found) -> list[str]:
 def _tables(found: Found) -> str:
     rows = [[what, f["text"], "" if f["goal"] is None else f"{f['goal']:g}"] for what, f in found.items()]
     caption = (
-        "Rows of 16 floats with Adagrad in million rows a second (M rows/s; higher is better) unless the row says otherwise, "
-        "with the range of the rounds, and the goal."
+        "Rows of 16 floats with Adagrad in million rows a second (M rows/s; higher is better) unless the row says "
+        "otherwise, with the range of the rounds, and the goal."
     )
     return _captioned(caption, ["operation", "figure with its unit", "goal, M rows/s"], rows)
 

@@ -16,15 +16,15 @@ from scripts.pages.tables import NOTE, default, table
 _ABOUT = """# Environment variables
 
 This page is for users that configure jobs by environment variables. It lists the variables that a process reads, by
-subject. jfluid-launch sets the variables marked with * in each process of a job; a job file sets all further variables with
-`env:`. An empty variable counts as not set, except for the job's secret, and for `CUDA_VISIBLE_DEVICES`, which then shows no
-GPU. A wrong value is an error that names the variable, the expected and the found value.
+subject. jfluid-launch sets the variables marked with * in each process of a job; a job file sets all further variables
+with `env:`. An empty variable counts as not set, except for the job's secret, and for `CUDA_VISIBLE_DEVICES`, which
+then shows no GPU. A wrong value is an error that names the variable, the expected and the found value.
 """
 _LAUNCHER = """
 ## The launcher
 
-jfluid-launch finds its rank among the launchers of a job by the job file and the command line, then by these variables. The
-processes of a job do not get `http_proxy` and `https_proxy`.
+jfluid-launch finds its rank among the launchers of a job by the job file and the command line, then by these variables.
+The processes of a job do not get `http_proxy` and `https_proxy`.
 """
 
 

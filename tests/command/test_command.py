@@ -136,7 +136,7 @@ def test_bash_completes(line, expected):
         f"{completion._bash()}\nCOMP_WORDS=({' '.join(words)}); COMP_CWORD={len(words) - 1}\n"
         "_jfluid; printf '%s\\n' \"${COMPREPLY[@]}\"\n"
     )
-    found = subprocess.run(["bash", "-c", script], capture_output=True, text=True, timeout=60)
+    found = subprocess.run(["bash", "-c", script], capture_output=True, text=True, timeout=300)
     assert (found.stdout.split(), found.stderr) == ([expected], "")
 
 
@@ -145,7 +145,7 @@ def test_bash_completes(line, expected):
 @pytest.mark.parametrize(("line", "expected"), COMPLETED)
 def test_fish_completes(line, expected):
     script = f'{completion._fish()}\ncomplete -C "{line}"\n'
-    found = subprocess.run(["fish", "-N", "-c", script], capture_output=True, text=True, timeout=60)
+    found = subprocess.run(["fish", "-N", "-c", script], capture_output=True, text=True, timeout=300)
     assert [line.split("\t")[0] for line in found.stdout.splitlines()] == [expected]
 
 
@@ -156,7 +156,7 @@ def test_zsh_reads_its_functions(tmp_path):
     command_line = f"source {tmp_path}/completion && print $_comps[jfluid]"
     found = subprocess.run(
         ["zsh", "-fc", command_line], env={**os.environ, "ZDOTDIR": str(tmp_path)},
-        capture_output=True, text=True, timeout=60,
+        capture_output=True, text=True, timeout=300,
     )  # fmt: skip
     assert found.stdout == "_jfluid\n" and found.returncode == 0, found.stderr
 
@@ -202,39 +202,3 @@ def test_demo_says_which_libraries_it_needs(tmp_path, monkeypatch, capsys):
     assert command.main(["demo", "--folder", str(tmp_path / "here")]) == 2
     assert "needs no_such_library: pip install 'jfluid[demo]'" in capsys.readouterr().err
     assert not (tmp_path / "here").exists()
-
-
-@pytest.mark.process
-@pytest.mark.slow
-def test_the_wheel_has_what_the_demo_needs(tmp_path):
-    """The wheel is built and installed by itself; its demo trains, and draws its picture."""
-    pytest.importorskip("setuptools", "77")
-    pip = [sys.executable, "-m", "pip", "--disable-pip-version-check"]
-    source, wheels, target = tmp_path / "source", tmp_path / "wheels", tmp_path / "target"
-    shutil.copytree(ROOT, source, ignore=shutil.ignore_patterns(".*", "build", "tests", "docs", "*.egg-info"))
-    for step in (
-        ["wheel", source, "--no-build-isolation", "--no-deps", "-w", wheels],
-        [
-            "install",
-            "--no-deps",
-            "--no-index",
-            "--find-links",
-            wheels,
-            "--target",
-            target,
-            "jfluid",
-        ],
-    ):
-        done = subprocess.run([*pip, *map(str, step)], capture_output=True, text=True, timeout=300)
-        assert done.returncode == 0, done.stdout + done.stderr
-    others = [path for path in sys.path if Path(path).resolve() != ROOT]
-    small = ("lines=10240", "test_lines=2048", "rows=5001", "epochs=1", "largest_gap=1")
-    done = run(
-        "demo",
-        *(word for change in small for word in ("--set", f"args.{change}")),
-        folder=tmp_path,
-        PYTHONPATH=os.pathsep.join([str(target), *others]),
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
-    picture = tmp_path / "jfluid-demo" / "output" / "ctr_dnn" / "ctr_dnn.png"
-    assert "test AUC" in done.stdout and picture.read_bytes().startswith(b"\x89PNG")

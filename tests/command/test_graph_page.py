@@ -97,7 +97,8 @@ def test_the_page_in_a_browser(tmp_path, capsys):
     const click = box => box.dispatchEvent(new MouseEvent("click"));
     click(document.querySelector("g.scope")); seen.push(boxes());
     document.getElementById("unfold").click(); seen.push(boxes());
-    document.getElementById("search").value = "relu"; document.getElementById("search").dispatchEvent(new Event("input"));
+    const search = document.getElementById("search");
+    search.value = "relu"; search.dispatchEvent(new Event("input"));
     seen.push(document.querySelectorAll("g.hit").length); seen.push(document.getElementById("found").textContent);
     const before = svg.getAttribute("viewBox"); document.getElementById("in").click();
     seen.push(before !== svg.getAttribute("viewBox"));

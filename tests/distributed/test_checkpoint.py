@@ -27,8 +27,17 @@ def trained(kind, optimizer, folder, feeds, servers=2, **config):
         return job.steps(feeds)
 
 
-@pytest.mark.parametrize("optimizer", ["adam", "decay", "momentum", "adagrad", "rmsprop"])
-@pytest.mark.parametrize("kind", ["dense", "sparse"])
+@pytest.mark.parametrize(
+    ("kind", "optimizer"),
+    [
+        ("dense", "adam"),
+        ("dense", "decay"),
+        ("sparse", "adam"),
+        ("sparse", "momentum"),
+        ("sparse", "adagrad"),
+        ("sparse", "rmsprop"),
+    ],
+)
 def test_one_process_goes_on(kind, optimizer, tmp_path):
     """The folder is what `fluid.io` reads: all variables by name, whole."""
     wanted = trained(kind, optimizer, tmp_path, batches(5, 9))
@@ -42,12 +51,10 @@ def test_one_process_goes_on(kind, optimizer, tmp_path):
         ("dense", "adam", 3),
         ("dense", "sgd", 1),
         ("sparse", "adam", 3),
-        ("sparse", "decay", 2),
         ("sparse", "adagrad", 1),
         ("sparse", "rmsprop", 2),
         ("sparse", "lamb", 3),
         ("distributed", "adam", 3),
-        ("distributed", "adam", 1),
         ("distributed", "adagrad", 2),
         ("distributed", "decayed", 3),
     ],

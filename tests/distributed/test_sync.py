@@ -22,8 +22,6 @@ CASES = [
     ("adagrad", "dense", False, 2, 2),
     ("adagrad", "sparse", False, 1, 2),
     ("adagrad", "distributed", True, 3, 3),
-    ("adam", "sparse", True, 2, 2),
-    ("momentum", "distributed", True, 2, 2),
     ("decay", "sparse", True, 2, 2),
 ]
 

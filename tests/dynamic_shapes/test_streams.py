@@ -202,7 +202,7 @@ def detector():
 
 def test_images_whose_height_and_width_vary():
     random = np.random.RandomState(0)
-    sizes = [(16, 24), (24, 24), (40, 16), (32, 48), (24, 40), (48, 32), (16, 48)]
+    sizes = [(16, 24), (24, 24), (40, 16), (32, 48), (24, 40)]
     stream = same(detector, [images(random, *size) for size in sizes])
     assert len(stream._exact) == 2
     assert stream._refused is None

@@ -16,7 +16,7 @@ _WANTED = os.environ.get("JFLUID_FUZZ", "")
 # How many examples tests of machine code and of operators by sequences draw together, in place of USUAL.
 _CASES = os.environ.get("JFLUID_FUZZ_CASES", "")
 USUAL = 500
-LONG = bool(_WANTED or _CASES)
+LONG = bool(_WANTED) or int(_CASES or 0) > USUAL
 # Bytes that a parser may take whatever its input: arrays of its own, error texts, what Python
 # keeps.
 FLOOR = 700_000

@@ -267,7 +267,7 @@ machine_code = pytest.mark.skipif(not pool_kernels.names(), reason="machine code
 
 
 @machine_code
-@fuzzed(150)
+@fuzzed(60)
 @given(name=st.sampled_from(sorted(OPERATORS)), x=rows(), feed=FEEDS, deep=offsets(), data=st.data())
 def test_offsets_from_data_give_the_same_with_machine_code_and_without(name, x, feed, deep, data):
     feed |= {"x": fluid.LoDTensor(x, [[0, 2, 2, ROWS]])}

@@ -144,7 +144,7 @@ def test_short_runs_of_words_are_hashed():
     assert found.values[0].lod() == [[0, 3, 4]] and found.parameters["table"] == (54, 1)
     with pytest.raises(errors.ProgramError, match="white_list_len: expected a positive number"):
         Net(lambda words: net(words, white=0), words=words)
-    with pytest.raises(ValueError, match="expected names among .'table'., found 'other'"):
+    with pytest.raises(ValueError, match="expected names of .'table'., found 'other'"):
         Net(lambda words: net(words, names=["other"]), words=words)
 
 

@@ -1,5 +1,5 @@
 """Decoders with helpers, those of contrib, and recurrent units: their parameters, and what they
-refuse. What they compute is held against Fluid in tests/test_parity_text.py.
+refuse. What they compute is held against Fluid in tests/parity/test_text.py.
 """
 
 import numpy as np

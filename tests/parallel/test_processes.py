@@ -59,7 +59,7 @@ def test_wrong_places_among_the_trainers():
         processes.join(["a:1", "b:1"], 2)
     with pytest.raises(errors.ProgramError, match="expected different endpoints"):
         processes.join(["a:1", "a:1"], 0)
-    with pytest.raises(errors.PlaceError, match="JAX has started before this process joined the others"):
+    with pytest.raises(errors.PlaceError, match="JAX has started before this process joined the job"):
         fluid.Executor(fluid.CPUPlace()).run(fluid.default_startup_program())
         processes.join(["127.0.0.1:1", "127.0.0.1:2"], 0)
     assert processes.count() == 1 and processes.index() == 0 and not processes.joined()

@@ -44,6 +44,6 @@ def test_a_push_under_way_when_the_program_ends():
         endpoints = [f"127.0.0.1:{server.port}" for server in (one, two)]
         client = Client(endpoints, TOKEN, heartbeat_s=0, incarnation=1)
         client.create([table])
-        subprocess.run([sys.executable, "-c", SCRIPT, *endpoints], check=True, timeout=120)
+        subprocess.run([sys.executable, "-c", SCRIPT, *endpoints], check=True, timeout=300)
         assert (client.look_up("t", np.arange(100)) == 1).all()
         client.close()

@@ -71,7 +71,7 @@ class Process:
         if self.process.poll() is None:
             self.process.kill()
         if not self.process.stdout.closed:
-            self.process.communicate(timeout=120)
+            self.process.communicate(timeout=300)
 
 
 def client(server, **more):
@@ -104,10 +104,10 @@ def test_by_hand(tmp_path):
                 one.save(str(tmp_path))
         server.process.send_signal(signal.SIGTERM)
         try:
-            assert server.process.wait(120) == 0
+            assert server.process.wait(300) == 0
         except subprocess.TimeoutExpired:
             server.process.send_signal(signal.SIGABRT)  # it tells where its threads are
-            pytest.fail(server.process.communicate(timeout=120)[1])
+            pytest.fail(server.process.communicate(timeout=300)[1])
         assert "metrics on http://127.0.0.1:" in server.process.stdout.read()
 
 
@@ -140,7 +140,7 @@ def test_a_signal_that_wakes_nobody_ends_the_server(monkeypatch, capsys):
 )
 def test_what_cannot_start_says_why(arguments, message):
     with Process(*arguments) as server:
-        output = server.process.communicate(timeout=120)[1]
+        output = server.process.communicate(timeout=300)[1]
     assert server.process.returncode == 2 and message in output and "Traceback" not in output
 
 
@@ -154,13 +154,13 @@ def test_what_cannot_start_says_why(arguments, message):
 def test_a_file_of_tables_of_which_few_bytes_stand_for_many(tmp_path, text, message):
     (tmp_path / "tables.yaml").write_text(text)
     with Process("--tables", tmp_path / "tables.yaml") as server:
-        output = server.process.communicate(timeout=120)[1]
+        output = server.process.communicate(timeout=300)[1]
     assert server.process.returncode == 2 and message in output and "Traceback" not in output
 
 
 def test_a_server_that_others_can_reach_needs_a_secret(tmp_path):
     with Process("--host", "0.0.0.0", XDG_CACHE_HOME=str(tmp_path)) as server:
-        output = server.process.communicate(timeout=120)[1]
+        output = server.process.communicate(timeout=300)[1]
     assert server.process.returncode == 2
     assert "0.0.0.0: other machines can connect there, so the job needs a secret: set JFLUID_JOB_TOKEN" in output
     with Process("--host", "0.0.0.0") as server:
@@ -178,7 +178,7 @@ def test_a_server_that_is_killed_goes_on_from_its_snapshot(tmp_path):
         for _ in range(2):
             one.push({"t": (ids, ones(ids))}, change=Change.ADD)
         server.process.kill()
-        server.process.wait(120)
+        server.process.wait(300)
         finished = threading.Event()
 
         def push():  # finds no server, and goes on trying
@@ -188,7 +188,7 @@ def test_a_server_that_is_killed_goes_on_from_its_snapshot(tmp_path):
         threading.Thread(target=push, daemon=True).start()
         with Process("--port", port, "--restore", tmp_path) as again:
             assert again.lines[0].startswith("restored snapshot ")
-            assert finished.wait(120)
+            assert finished.wait(300)
             assert (one.look_up("t", ids) == 6).all()
             (status,) = one.status()
             assert status.lost == 2 and status.tables["t"].rows == 1000
@@ -214,7 +214,7 @@ def test_a_server_ends_with_its_trainers():
             one.push({"t": (np.array([1]), ones([1]))})
         for one in trainers:
             one.leave()
-        assert server.process.wait(120) == 0
+        assert server.process.wait(300) == 0
 
 
 @pytest.mark.parametrize("saved", [True, False])
@@ -234,7 +234,7 @@ def test_nothing_is_lost_when_pushes_are_kept(tmp_path, saved):
     ]
 
     def train(server, kill_at):
-        meanwhile = threading.Barrier(2, timeout=120)
+        meanwhile = threading.Barrier(2, timeout=300)
         again = []
 
         def one(trainer):
@@ -248,7 +248,7 @@ def test_nothing_is_lost_when_pushes_are_kept(tmp_path, saved):
                         meanwhile.wait()
                     if number == kill_at and meanwhile.wait() == 0:
                         server.process.kill()
-                        server.process.wait(120)
+                        server.process.wait(300)
                         restore = ["--restore", tmp_path] if saved else []
                         again.append(Process("--port", server.endpoint.split(":")[1], "--trainers", 2, *restore))
                     mine.exchange({"t": (ids, gradients)}, {}, {"t": ids}, round=number)

@@ -317,7 +317,7 @@ def test_a_server_that_stops_leaves_no_files_open(asked):
         else:  # the thread ends with its buffer, before the server does
             attached.leave(asked.client)
             os.write(_other_end(asked), struct.pack("<H", 9) + b"a request")
-        thread.join(60)
+        thread.join(300)
         attached.stop()
         attached.end(60)
         assert not opened & open_files()
@@ -374,13 +374,13 @@ def test_no_call_waits_for_the_buffer_of_another():
 
     def slow(request):
         asked.set()
-        assert answered.wait(120)
+        assert answered.wait(300)
         return 5
 
     buffers = SharedBuffers(slow)
     making = threading.Thread(target=buffers.take, args=[10])
     making.start()
-    assert asked.wait(120) and buffers.take(10) is None
+    assert asked.wait(300) and buffers.take(10) is None
     answered.set()
     making.join()
     assert len(buffers._taken) == 1

@@ -57,7 +57,7 @@ def served():
     yield streams
     streams.stop()
     streams.end(0.1)
-    assert not [t for t in streams._threads.values() if t.join(60)]
+    assert not [t for t in streams._threads.values() if t.join(300)]
 
 
 def connected(served, token=TOKEN):
@@ -261,7 +261,7 @@ def test_a_client_that_closes_waits_for_nobody(job):
     waiting.start()
     until(lambda: job.servers[0].trainer_group._deposits)
     client.close()
-    waiting.join(60)
+    waiting.join(300)
     assert raised and not waiting.is_alive()
 
 

@@ -127,7 +127,7 @@ def test_neither_the_secret_nor_its_keys_travel(listener):
 @pytest.mark.parametrize(("secret", "purpose"), [("another-secret-than-that", PURPOSE), (SECRET, "another purpose")])
 def test_another_secret_or_another_purpose(listener, secret, purpose):
     with serving(listener) as members:
-        expected = f"127.0.0.1:{listener.port} has another secret.* the same JFLUID_JOB_TOKEN"
+        expected = f"127.0.0.1:{listener.port} does not have .* the same JFLUID_JOB_TOKEN"
         with pytest.raises(errors.SecretError, match=expected):
             connect(listener.port, secret, purpose)
         assert not members

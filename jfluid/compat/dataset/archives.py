@@ -61,7 +61,7 @@ def member(archive: tarfile.TarFile, name: str | tarfile.TarInfo) -> IO[bytes]:
     try:
         found = archive.getmember(name) if isinstance(name, str) else name
     except KeyError:
-        raise DataError(f"{archive.name!s}: holds no {name}; it is another archive") from None
+        raise DataError(f"{archive.name!s}: holds no {name}; it is a different archive") from None
     opened = archive.extractfile(found) if found.isfile() else None
     if opened is None:
         raise DataError(f"{archive.name!s}: {found.name} is no file")
@@ -73,7 +73,7 @@ def zip_member(archive: zipfile.ZipFile, name: str) -> IO[bytes]:
     try:
         return archive.open(name)
     except KeyError:
-        raise DataError(f"{archive.filename}: holds no {name}; it is another archive") from None
+        raise DataError(f"{archive.filename}: holds no {name}; it is a different archive") from None
 
 
 def text_lines(file: Iterable[bytes], where: str, encoding: str = "utf-8") -> Iterator[str]:

@@ -265,5 +265,5 @@ def convert(*args: Any, **kwargs: Any) -> None:
     """Refused: it wrote RecordIO files, which Fluid 1.8 cannot read either."""
     raise UnsupportedError(
         "paddle.dataset.common.convert writes RecordIO files, which Fluid dropped before 1.8; "
-        "write samples with split() and read them with cluster_files_reader()"
+        "write samples with split(), and read with cluster_files_reader()"
     )

@@ -188,7 +188,7 @@ def _unpacked(filepath: str) -> str:
     except rarfile.Error as e:
         raise DataError(f"{archive_path}: damaged or no RAR archive ({e})") from None
     if not os.path.isfile(path):
-        raise DataError(f"{archive_path}: holds no {filepath}; it is another archive")
+        raise DataError(f"{archive_path}: holds no {filepath}; it is a different archive")
     return path
 
 
@@ -196,7 +196,7 @@ def _extract(archive: Any, folder: str) -> None:
     """Unpack an archive into a folder. Existing files stay, and new files are complete."""
     with tempfile.TemporaryDirectory(prefix=".unpacking-", dir=folder) as building:
         if outside := [n for n in archive.namelist() if not archives.is_inside(building, n)]:
-            raise DataError(f"{archive.filename}: {outside[0]} leads out of its folder")
+            raise DataError(f"{archive.filename}: {outside[0]} leads out of the archive's folder")
         archive.extractall(building)
         for name in os.listdir(building):
             if not os.path.exists(os.path.join(folder, name)):

@@ -44,7 +44,8 @@ def _call(definition: OpDef, arguments: tuple[Any, ...]) -> Any:
     expected = len(slots) + sum(slot.many or slot.name in given for slot in outs)
     if len(values) != expected:
         raise TypeError(
-            f"core.ops.{definition.type}: expected {expected} inputs and outputs before the attributes, found {len(values)}"
+            f"core.ops.{definition.type}: expected {expected} inputs and outputs before the attributes, found "
+            f"{len(values)}"
         )
     inputs = {slot: value for slot, value in zip(slots, values) if value is not None}
     rest = iter(values[len(slots) :])

@@ -72,8 +72,8 @@ def program_to_code(prog: Program, fout: IO[str] | None = None, skip_op_callstac
 def _without_callstack(skip_op_callstack: bool) -> None:
     if not skip_op_callstack:
         raise UnsupportedError(
-            "skip_op_callstack=False: programs are printed without the lines that made their "
-            "operators; errors name them"
+            "skip_op_callstack=False: programs are printed without the lines that made their operators; errors name "
+            "these lines"
         )
 
 

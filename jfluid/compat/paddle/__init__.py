@@ -33,7 +33,8 @@ def install() -> None:
     other = sys.modules.get("paddle")
     if other is not None and other is not sys.modules[__name__]:
         raise ProgramError(
-            f"install: paddle is imported already, from {getattr(other, '__file__', 'elsewhere')}; call this before it is"
+            f"install: paddle is imported already, from {getattr(other, '__file__', 'elsewhere')}; call this before "
+            "it is"
         )
     if not any(isinstance(finder, AliasFinder) for finder in sys.meta_path):
         sys.meta_path.insert(0, AliasFinder())

@@ -10,9 +10,9 @@ from jfluid.compile.runtime.padding import ladder
 Sizes = dict[str, int]
 _MOST = 9
 _COARSE, _FINE = 2, 4  # sizes of an octave
-# Padded steps whose work is wasted until a finer bucket is compiled, and until it is used: compiling takes as long as
-# about 60 small steps.
-_PATIENCE, _COMPILING = 32, 16
+# Padded steps whose work is wasted until a finer bucket is compiled, and then until it is used: compiling takes about
+# as long.
+_PATIENCE, _COMPILING = 16, 16
 _JOINED = 2  # times the work of a new bucket that one for all sizes so far may have
 _MOST_FORMS = 64  # sizes that are counted; pairs of these are candidates while there are few
 _FEW_FORMS = 24
@@ -23,10 +23,10 @@ Form = tuple[tuple[str, int], ...]
 class Buckets:
     """Sizes for which a step is compiled.
 
-    A batch that fits no bucket gets a coarse bucket, which also holds the batches so far unless that doubles the work. A
-    finer bucket is compiled once padding has wasted the work of a number of steps: the bucket that would have saved most
-    for the batches so far. It is used some steps later. Only sizes decide, and no clock: the same stream is padded in
-    the same way each time.
+    A batch that fits no bucket gets a coarse bucket, which also holds the batches so far unless that doubles the work.
+    A finer bucket is compiled once padding has wasted the work of a number of steps: the bucket that would have saved
+    most for the batches so far. Batches are padded to the finer bucket some steps later. Only sizes decide, and no
+    clock: the same stream is padded in the same way each time.
 
     Args:
         work: returns the number of elements of the feeds at given sizes.

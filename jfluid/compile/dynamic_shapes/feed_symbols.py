@@ -132,8 +132,8 @@ class FeedSymbols:
                     continue
                 if len(own) > 1:
                     raise errors.FeedError(
-                        f"shape_buckets: dimension {at} of {name} is a product of varying sizes: give "
-                        "the sizes of its factors"
+                        f"shape_buckets: dimension {at} of {name} is a product of varying sizes: give the sizes of "
+                        "the factors"
                     )
                 found.setdefault(own[0], set()).update(sizes)
         return {symbol: sorted(sizes) for symbol, sizes in found.items()}

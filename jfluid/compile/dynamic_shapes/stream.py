@@ -203,7 +203,8 @@ class Traced(Sampled):
 
         Args:
             true: int64 [number of symbols], the true sizes of the batch.
-            arguments: arrays by number: feeds by their number among all feeds, all further arguments by negative numbers.
+            arguments: arrays by number: feeds by their number among all feeds, all further arguments by negative
+                numbers.
             witness: sizes of a batch, and shapes of its feeds. The segment is also traced for the witness, which
                 checks that the samples hold.
         """

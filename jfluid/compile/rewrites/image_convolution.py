@@ -14,9 +14,6 @@ from jfluid.compile.rewrites.rewrite import Rewrite
 from jfluid.compile.rewrites.traced_value import TracedValue, channels_last
 from jfluid.ops import windows
 
-# Images of few channels are convolved several columns at a time: XLA gathers the windows
-# of an image row by row, and slowly where a row of a window is short.
-_FEW_CHANNELS = 4
 # The gradient of a filter is a convolution that has examples for channels: XLA gathers its windows
 # fast if the number of examples is a multiple of a vector.
 _VECTOR = 8
@@ -129,9 +126,6 @@ def forward(x: Array, w: Filter, params: dict[str, Any]) -> Array:
     direct = _directly(x, w, params)
     if direct is not None:
         return direct
-    folds = _folds(x, w, params)
-    if folds > 1:
-        return _folded(x, lax.transpose(w.given(), rhs), params, folds)
     return _library(x, w.array, params, (last, tuple(map(w.order.index, rhs)), last))
 
 
@@ -320,8 +314,8 @@ def _many_filters(grad: Array, filters: int, kernel: Sequence[int], params: dict
 def _much_border(grad: Array, sizes: Sequence[int], params: dict[str, Any]) -> bool:
     """Return True if windows mostly overlap borders.
 
-    The product of each position with all places of its window, and the sum of overlapping windows, then cost less than a
-    convolution.
+    The product of each position with all places of its window, and the sum of overlapping windows, then cost less than
+    a convolution.
 
     Args:
         grad: [batch, ..., out].
@@ -360,46 +354,3 @@ def _in_bands(x: Array, grad: Array, params: dict[str, Any], bands: int) -> tupl
     grad = grad.reshape(grad.shape[0], bands, rows, *grad.shape[2:]).swapaxes(0, 1)
     grad = grad.reshape(-1, rows, *grad.shape[3:])
     return jnp.concatenate(parts), grad, params | {"padding": ((0, 0), *others)}
-
-
-def _folds(x: Array, w: Filter, params: dict[str, Any]) -> int:
-    """Return how many columns of the output to compute as the channels of one."""
-    if x.ndim != 4 or x.shape[-1] > _FEW_CHANNELS or not _is_plain(params):
-        return 1
-    (low, high), stride = params["padding"][1], params["window_strides"][1]
-    kernel = w.shape[params["dimension_numbers"].rhs_spec[3]]
-    columns = (x.shape[2] + low + high - kernel) // stride + 1
-    return next((n for n in (4, 2) if kernel > 1 and columns > 0 and columns % n == 0), 1)
-
-
-def _folded(x: Array, w: Array, params: dict[str, Any], folds: int) -> Array:
-    """Convolve with `folds` adjacent columns of the output as channels.
-
-    The columns of the image are channels, too. The filter that gives output column j of a block is `w` at j strides from the
-    block's beginning.
-
-    Args:
-        w: [out, in, height, width].
-    """
-    filters, channels, height, width = w.shape
-    (top, bottom), (left, right) = params["padding"]
-    down, across = params["window_strides"]
-    columns = (x.shape[2] + left + right - width) // across + 1
-    block = across * folds
-    wide = -(-(across * (folds - 1) + width) // block)  # blocks that a filter reaches over
-    blocks = columns // folds - 1 + wide
-    x = windows.pad(x, (1, 2), ((top, bottom), (left, blocks * block - x.shape[2] - left)), 0)
-    x = x.reshape(x.shape[0], x.shape[1], blocks, block * channels)
-    moved = [windows.pad(w, (3,), ((across * j, wide * block - width - across * j),), 0) for j in range(folds)]
-    w = jnp.stack(moved).reshape(folds, filters, channels, height, wide, block)
-    w = w.transpose(3, 4, 5, 2, 0, 1).reshape(height, wide, block * channels, folds * filters)
-    y = lax.conv_general_dilated(
-        x,
-        w,
-        (down, 1),
-        "VALID",
-        dimension_numbers=("NHWC", "HWIO", "NHWC"),
-        precision=params["precision"],
-        preferred_element_type=params["preferred_element_type"],
-    )
-    return y.reshape(*y.shape[:2], columns, filters)

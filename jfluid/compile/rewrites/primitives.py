@@ -4,7 +4,8 @@
 ELEMENTWISE = frozenset(
     "abs acos add add_any and asin atan atan2 cbrt ceil clamp convert_element_type copy copy_p cos cosh div "
     "eq erf erf_inv erfc exp exp2 expm1 floor ge gt integer_pow is_finite le lgamma log log1p log2 logistic lt min "
-    "mul ne neg nextafter not one_minus_square optimization_barrier or pow reduce_precision rem round rsqrt select_n sign "
+    "mul ne neg nextafter not one_minus_square optimization_barrier or pow reduce_precision rem round rsqrt select_n "
+    "sign "
     "sin sinh sqrt square stop_gradient sub tan tanh xor".split()
 )
 AWAITED = "awaited"  # name of the jitted function that makes an update wait for a value

@@ -115,9 +115,9 @@ class Entry:
     ) -> Callable[[bool], tuple[Any, Callable[[Any], None]]] | None:
         """Return a function that loads or compiles the executable for arguments, or None without a cache key.
 
-        The function takes True if steps run meanwhile. It returns the executable, and a function to call with the results
-        of the first run, which writes a new executable to the file. Both hold no arguments. Arguments without a textual
-        form have no cache key.
+        The function takes True if steps run meanwhile. It returns the executable, and a function to call with the
+        results of the first run, which writes a new executable to the file. Both hold no arguments. Arguments without
+        a textual form have no cache key.
 
         Args:
             trace: returns the traced function.
@@ -246,7 +246,7 @@ class _JaxCache:
         """Switch it off, for all threads: there is no public setting of one thread."""
         with self._lock:
             if not self._users:
-                self._was = bool(jax.config.jax_enable_compilation_cache)  # type: ignore[attr-defined]  # a field made by JAX's import
+                self._was = bool(jax.config.jax_enable_compilation_cache)  # type: ignore[attr-defined]
                 jax.config.update(_ENABLED, False)
             self._users += 1
         try:

@@ -52,8 +52,8 @@ def traced() -> int:
 def look() -> None:
     """Clear JAX's caches if the caches are long.
 
-    Many compiled functions clear only the caches of JAX's and this package's functions. Many traces clear all caches, also
-    of users' functions.
+    Many compiled functions clear only the caches of JAX's and this package's functions. Many traces clear all caches,
+    also of users' functions.
     """
     with _lock:
         many = traced() >= MOST_TRACED

@@ -229,7 +229,7 @@ class BeamSearchDecoder:
             if not isinstance(given, Variable):
                 raise TypeError(f"BeamSearchDecoder.update_array: expected a Variable, found {given!r:.60}")
         if array.name not in self._arrays:
-            raise errors.ProgramError(f"BeamSearchDecoder.update_array: {array.name} is not what read_array gave")
+            raise errors.ProgramError(f"BeamSearchDecoder.update_array: {array.name} is not a result of read_array")
         self._written.append((value, self._arrays[array.name]))
 
     def __call__(self) -> tuple[Variable, Variable]:

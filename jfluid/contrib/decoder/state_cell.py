@@ -110,7 +110,7 @@ class StateCell:
 
     def _enter_decoder(self, decoder: Decoder) -> None:
         if self._decoder is not None:
-            raise errors.ProgramError("StateCell: another decoder, whose block is open, has it")
+            raise errors.ProgramError("StateCell: a different decoder with an open block uses this cell")
         self._decoder, self._now, self._memories = decoder, {}, {}
 
     def _leave_decoder(self, decoder: Decoder) -> None:

@@ -190,11 +190,9 @@ def search_pyramid_hash(
         "BlackList": parameter(param_attr_bl, black_list_len),
     }
     names = [attr.name for attr in (param_attr, param_attr_wl, param_attr_bl) if attr]
-    strange = [n for n in distribute_update_vars or () if n not in names]
-    if strange:
-        raise ValueError(
-            f"search_pyramid_hash, distribute_update_vars: expected names among {names}, found {strange[0]!r}"
-        )
+    for given in distribute_update_vars or ():
+        if given not in names:
+            raise ValueError(f"search_pyramid_hash, distribute_update_vars: expected names of {names}, found {given!r}")
     found = [helper.create_variable_for_type_inference(dtype) for _ in range(3)]
     helper.append_op(
         type="pyramid_hash",

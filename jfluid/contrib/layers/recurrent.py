@@ -139,7 +139,7 @@ class BasicLSTMUnit(_Unit):
         super().__init__(name_scope, hidden_size, param_attr, bias_attr, dtype)
         if gate_activation not in (None, sigmoid) or activation not in (None, tanh):
             warnings.warn(
-                "BasicLSTMUnit takes sigmoid and tanh whatever gate_activation and activation say, as in Fluid",
+                "BasicLSTMUnit takes sigmoid and tanh and ignores gate_activation and activation, as in Fluid",
                 stacklevel=2,
             )
         self._forget_bias = fill_constant([1], dtype=dtype, value=forget_bias)
@@ -221,7 +221,7 @@ def _both_ways(
     batch_first: bool,
     after: Callable[[Variable], Variable],
 ) -> tuple[Variable, ...]:
-    """Run the units of each direction; `init` has, for each kind of state, [layers * directions, batch, width] or None."""
+    """Run the units of each direction; `init` has [layers * directions, batch, width] or None for each state."""
     check_variable(x, "contrib.layers", "input")
     ways, layers, states = len(units), len(units[0]), len(init)
     if batch_first:

@@ -55,8 +55,8 @@ class Communicator:
         read = trainer_program.read(program)
         if read is None:
             raise errors.ProgramError(
-                "program: it sends nothing to parameter servers; expected what "
-                "DistributeTranspiler.get_trainer_program returned"
+                "program: it sends nothing to parameter servers; expected the program of "
+                "DistributeTranspiler.get_trainer_program"
             )
         modes = {n: v for n, v in vars(DistributedMode).items() if n.isupper()}
         if isinstance(mode, bool) or mode not in modes.values():

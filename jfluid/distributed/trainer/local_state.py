@@ -27,7 +27,7 @@ _LOG = logging.getLogger(__name__)
 
 
 def names(program: TrainerProgram) -> list[str]:
-    """Return the variables that outlive a step of a trainer's program, are written by it, and do not come from servers."""
+    """Return the variables that outlive a trainer's step, are written by the step, and do not come from servers."""
     served = {dense.name for dense in program.received} | set(program.tables)
     found = dict.fromkeys(n for op in _operators(program.local) for n in op.output_arg_names)
     block = program.local.global_block()

@@ -283,7 +283,7 @@ class Trainer(Runner):
     def _fill(
         self, feeds: list[Feed], asked: Mapping[str, tuple[Array, list[list[LoDTensor]]]], wanted: "RowRequest"
     ) -> tuple[Feed, Feed, dict[str, dict[str, list[Array]]]]:
-        """Return the feed of the only device with buffers for rows and positions, the buffers, the positions by table."""
+        """Return the only device's feed with buffers for rows and positions, the buffers, the positions by table."""
         rows, inverse = {}, {}
         for look_up in self.program.look_ups:
             ids, where = wanted.distinct(look_up.table)
@@ -341,7 +341,7 @@ class Trainer(Runner):
     # ---- rows ----
 
     def _ids(self, feeds: list[Feed], scope: Scope) -> dict[str, tuple[Array, list[list[LoDTensor]]]]:
-        """Return by table all ids, and the id tensors of each feed; feeds keep variables that the program itself reads."""
+        """Return by table all ids, and the id tensors of each feed; feeds keep variables that the program reads."""
         asked = self._asked(self.program.look_ups, feeds, scope)
         for feed in feeds:
             for name in self._only_asked & set(feed):
@@ -491,7 +491,8 @@ def _tensor(name: str, value: Any) -> LoDTensor:
     tensor = value if isinstance(value, LoDTensor) else LoDTensor(np.asarray(value))
     if tensor.value.dtype != np.int64:
         raise errors.FeedError(
-            f'feed {name}: expected ids of dtype int64, found {tensor.value.dtype}; convert them with .astype("int64")'
+            f"feed {name}: expected ids of dtype int64, found {tensor.value.dtype}; "
+            'convert the ids with .astype("int64")'
         )
     return tensor
 

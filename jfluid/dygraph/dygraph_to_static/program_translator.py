@@ -268,8 +268,8 @@ def _made(function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Concr
     if startup.global_block().ops:
         names = [p.name for p in startup.all_parameters()]
         raise errors.UnsupportedError(
-            f"{getattr(function, '__qualname__', function)} makes parameters ({', '.join(names)}) at "
-            "each call: make them in the __init__ of a fluid.dygraph.Layer"
+            f"{getattr(function, '__qualname__', function)} makes parameters ({', '.join(names)}) at each call: "
+            "create parameters in the __init__ of a fluid.dygraph.Layer"
         )
     outputs: list[Any] = []
 

@@ -152,9 +152,8 @@ class DistributedStrategy:
         config = self._trainer_runtime_config
         if config.prefetch_depth > 1 and self.mode in (DistributedMode.SYNC, DistributedMode.GEO):
             raise errors.ProgramError(
-                f"prefetch_depth: {type(self).__name__} does not look rows up ahead: synchronous "
-                "trainers take those of their step, and GEO trainers have them; found "
-                f"{config.prefetch_depth}"
+                f"prefetch_depth: {type(self).__name__} does not look rows up ahead: synchronous trainers pull the "
+                f"rows of each step, and GEO trainers hold all rows; found {config.prefetch_depth}"
             )
         config.mode = self.mode
 
@@ -215,7 +214,7 @@ class DistributedStrategy:
 
     # What trainers write down while they train from a dataset
     def get_debug_opt(self) -> dict[str, Any]:
-        """Return the fields of `set_debug_opt`, with defaults for missing fields; an empty dict before the first call."""
+        """Return the fields of `set_debug_opt` with defaults for missing fields; {} before the first call."""
         return {} if self._debug_opt is None else {**_DEBUG_OPT, **self._debug_opt}
 
     def set_debug_opt(self, opt_info: Mapping[str, Any]) -> None:

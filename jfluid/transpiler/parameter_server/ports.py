@@ -26,8 +26,8 @@ def wait_until_listening(endpoints: Sequence[str]) -> None:
         named = ", ".join(f"{endpoint} ({why})" for endpoint, why in missing.items())
         if now - started > limit:
             raise TimeoutError(
-                f"parameter servers do not listen after {limit:g} s (FLAGS_rpc_deadline): {named}; "
-                "start them, or read their logs"
+                f"parameter servers do not listen after {limit:g} s (FLAGS_rpc_deadline): {named}; start the servers, "
+                "or read their logs"
             )
         if now - told > _TELL_EVERY_S:
             told = now

@@ -1,0 +1,229 @@
+"""The page in a real browser: Debian's chromium, where there is one with its driver."""
+
+import contextlib
+import json
+import re
+
+import pytest
+
+from jfluid.command import main
+from jfluid.dashboard.runs import Runs
+from jfluid.record.phases import NAMES, PREFIX, REST
+from tests import browser
+from tests.dashboard.test_dashboard import HOSTILE, job, member, put, served  # noqa: F401
+from tests.launch.test_record import LOGS, link_of
+from tests.launch_case import PROLOGUE, Launcher, wait_until, write
+
+pytestmark = [
+    pytest.mark.process,
+    pytest.mark.skipif(browser.BROWSER is None or browser.DRIVER is None, reason=browser.LACKING),
+]
+TEXT = "<img src=x onerror=alert(1)>\\x1b[2J\\u202e</script>"
+
+
+@pytest.fixture(scope="module")
+def driven(tmp_path_factory):
+    with browser.started(tmp_path_factory.mktemp("browser")) as found:
+        yield found
+
+
+@pytest.fixture
+def page(driven):
+    """The browser, which must have complained of nothing in the end."""
+    driven.complaints()
+    driven.size(1200, 900)
+    driven.scheme("light")
+    yield driven
+    driven.open("about:blank")
+
+
+def texts(page, selector):
+    return page.run("return [...document.querySelectorAll(arguments[0])].map((e) => e.innerText)", selector)
+
+
+@contextlib.contextmanager
+def shown(page, folder, size=(1200, 900)):
+    """The page of a folder's record is open, and complains of nothing."""
+    found = Runs([folder])
+    found.look()
+    with served(found) as port:
+        page.size(*size)
+        page.open(f"http://127.0.0.1:{port}/")
+        wait_until(lambda: page.run("return performance.getEntriesByName('drawn').length > 0"))
+        yield
+        assert page.complaints() == []
+        page.open("about:blank")
+        wait_until(lambda: found.listeners == 0)
+
+
+def test_the_kept_page_shows_all_and_runs_nothing_of_others(page, job, tmp_path):  # noqa: F811
+    kept = tmp_path / "run.html"
+    assert main(["dashboard", str(job), "--export", str(kept)]) == 0
+    page.open(kept.as_uri())
+    rows = page.run(
+        "return [...document.querySelectorAll('#rows tr')].map((r) => "
+        "[r.cells[0].innerText, r.cells[2].className, r.cells[2].innerText])"
+    )
+    assert rows == [["trainer 0", "quiet", "ended"], ["trainer 1", "bad", "failed: signal SIGKILL"]]
+    assert page.text("#problem").startswith("rank 1 failed first (signal SIGKILL)")
+    # the charts of hostile names, and their traceback
+    assert TEXT in texts(page, "figcaption span")
+    page.click("#events details summary")
+    assert page.text("#events details pre") == f"Traceback {TEXT}"
+    assert page.run("return document.querySelectorAll('img[src=x]').length") == 0
+    labels = page.run("return [...document.querySelectorAll('canvas.curve')].map((c) => c.getAttribute('aria-label'))")
+    assert any(label and label.startswith("loss, newest: trainer 0: 1") for label in labels)
+    assert page.complaints() == []
+    assert "script: train.py" in page.text("#job pre")
+    data = page.run("return document.getElementById('data').textContent")
+    assert json.loads(data)["runs"] and HOSTILE not in page.run("return document.body.innerText")
+
+
+def test_a_job_whose_trainer_is_killed_while_the_page_is_open(page, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    script = LOGS + "ready()\nwait_for('go')\nif rank: raise RuntimeError('out of <b>coffee</b>')\ntime.sleep(1000)"
+    write("train.py", PROLOGUE + script)
+    with Launcher("--dashboard", "--cpus", "2", "train.py", forks=True) as launcher:
+        page.open(link_of(launcher).group(0))
+        wait_until(lambda: texts(page, "#rows td.good") == ["running"] * 2)
+        assert page.text("#states") == "running"
+        write("go", "")
+        wait_until(lambda: "rank 1 failed first (exit code 1)" in page.text("#problem"))
+        wait_until(lambda: texts(page, "#rows td.bad") == ["failed: exit code 1"])
+        red = page.run("return getComputedStyle(document.querySelector('#rows td.bad')).color")
+        assert red == "rgb(196, 24, 42)"
+        page.click("#events li.bad details summary")
+        assert "RuntimeError: out of <b>coffee</b>" in page.text("#events li.bad pre")
+        launcher.communicate()
+    wait_until(lambda: page.text("#link") == "not connected")
+
+
+def test_a_restart(page, tmp_path):
+    put(
+        tmp_path / "launcher.0.jsonl",
+        ("event", 0, {"event": "job", "name": "train", "job": "script: train.py\n"}),
+        member("start", 0, 1, pid=7),
+        member("exit", 0, 2, code=1, reason="exit code 1"),
+        member("restart", 0, 2, reason="exit code 1", excerpt="Traceback\nValueError: once", left=1),
+        member("start", 0, 3, pid=8),
+        member("exit", 0, 4, code=0, reason="exit code 0"),
+        ("event", 5, {"event": "end", "code": 0, "signals": []}),
+    )
+    with shown(page, tmp_path):
+        (row,) = texts(page, "#rows tr")
+        assert re.search(r"trainer 0\s+finished\s+1\b", row), row
+        page.click("#events details summary")
+        assert "ValueError: once" in page.text("#events details pre")
+        page.click("#problems")
+        assert all("starts" not in text or "again" in text for text in texts(page, "#events li"))
+
+
+def test_a_job_that_compiles_at_each_step(page, tmp_path):
+    lines = [
+        ("compile", n, {"seconds": 0.5, "count": n, "total": n / 2, "differ": f"[{n}, 7] float32"})
+        for n in range(1, 30)
+    ]
+    put(tmp_path / "trainer.0.jsonl", *lines)
+    with shown(page, tmp_path):
+        rows = texts(page, "#compiled tr")
+        assert len(rows) == 29 and "[29, 7] float32" in rows[0]
+        assert {"compilations", "compiling (s)"} <= {*texts(page, "#charts figcaption span")}
+
+
+def of_ranks(folder, ranks):
+    """A job of many ranks, of which the last one has failed."""
+    put(
+        folder / "launcher.0.jsonl",
+        ("event", 0, {"event": "job", "name": "many", "job": "script: train.py\n"}),
+        *[member("start", rank, 1, pid=rank) for rank in range(ranks)],
+        ("event", 90, {"event": "snapshot", "label": "server 0", "reason": "round 4, 10 rows, 0.1 s"}),
+        member("exit", ranks - 1, 99, code=1, reason="exit code 1"),
+        (
+            "event",
+            99,
+            {"event": "failure", "label": f"rank {ranks - 1}", "code": 1, "reason": "exit code 1", "again": False},
+        ),
+    )
+    tree = {"name": "program", "ops": 3, "reads": [], "children": []}
+    tree["children"] = [
+        {
+            "name": "forward",
+            "ops": 2,
+            "reads": [],
+            "children": [{"name": HOSTILE, "ops": 2, "reads": [], "children": []}],
+        },
+        {"name": "backward", "ops": 1, "reads": ["forward"], "children": []},
+    ]
+    for rank in range(ranks):
+        phases = {PREFIX + name: 1.0 + rank / ranks for name in (*NAMES, REST)}
+        report = {"description": "train", "total": 200, "rate": 10.0, "metrics": {"loss": 0.5}, "done": False}
+        put(
+            folder / f"trainer.{rank}.jsonl",
+            ("program", 1, {"fingerprint": "a", "tree": tree}),
+            *[("scalars", t, {"step": t, "scalars": {"loss": 1 / (t + 1)}}) for t in range(0, 100, 10)],
+            *[("scalars", t, {"step": None, "scalars": phases}) for t in range(0, 100, 10)],
+            ("progress", 98, {**report, "step": 98}),
+        )
+
+
+@pytest.mark.parametrize("size", [(1200, 900), (390, 844)], ids=["desktop", "phone"])
+@pytest.mark.parametrize("ranks", [2, 200])
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_jobs_of_2_and_of_200_ranks(page, tmp_path, ranks, size, scheme):
+    of_ranks(tmp_path, ranks)
+    page.scheme(scheme)
+    with shown(page, tmp_path, size):
+        assert page.run("return document.documentElement.dataset.theme") == scheme
+        assert page.run("return document.documentElement.scrollWidth") == size[0]  # nothing sticks out
+        assert page.text("#counts") == f"{ranks} processes, 1 failed"
+        assert len(texts(page, "#phaserows tr")) == ranks
+        assert texts(page, "#phases li") == [*NAMES, REST]
+        assert page.run("return document.querySelectorAll('#phaserows tr:first-child .stackbar span').length") == 6
+        assert "snapshot of server 0 (round 4, 10 rows, 0.1 s)" in page.text("#events")
+        assert f"rank 0 to rank {ranks - 1} ({ranks} processes) start" in page.text("#events")
+        page.click("#unfold")
+        tree = page.text("#tree")
+        assert "backward: 1 operator reads forward" in tree and f"{TEXT}: 2 operators" in tree
+        contrast = page.run(
+            "const c = (n) => getComputedStyle(document.documentElement).getPropertyValue(n).trim().slice(1);"
+            "const f = (h) => (h.length === 3 ? [...h].map((x) => x + x) : h.match(/../g)).map((x) => parseInt(x, 16) "
+            "/ 255).map((v) => v <= .03928 ? v / 12.92 : ((v + .055) / 1.055) ** 2.4);"
+            "const l = (h) => { const [r, g, b] = f(h); return .2126 * r + .7152 * g + .0722 * b; };"
+            "return ['--text', '--quiet', '--bad', '--good', '--warn', '--accent'].map((n) => {"
+            "const [a, b] = [l(c(n)), l(c('--card'))].sort((x, y) => y - x); return (a + .05) / (b + .05); });"
+        )
+        assert min(contrast) >= 4.5  # WCAG AA
+
+
+def test_the_page_by_keyboard_and_for_screen_readers(page, tmp_path):
+    of_ranks(tmp_path, 2)
+    with shown(page, tmp_path):
+        page.run(
+            "const c = document.querySelector('canvas.curve'); c.focus();"
+            "c.dispatchEvent(new KeyboardEvent('keydown', {key: 'Home', bubbles: true}))"
+        )
+        assert page.text("#charts .read") == "1 at step 0"
+        unnamed = page.run(
+            "return [...document.querySelectorAll('button, select, input, canvas, section, "
+            "[role=region]')].filter((e) => "
+            "!e.hidden && !e.closest('[hidden]') && !e.getAttribute('aria-label') && "
+            "!e.getAttribute('aria-labelledby') && "
+            "!e.closest('label') && !e.innerText).map((e) => e.outerHTML.slice(0, 80))"
+        )
+        assert unnamed == []
+
+
+def test_the_page_of_an_hour_loads_within_a_second_of_the_processor(page, tmp_path):
+    """An hour of 2 ranks, each of which has filled its file."""
+    put(tmp_path / "launcher.0.jsonl", ("event", 0, {"event": "job", "name": "hour", "job": "script: train.py\n"}))
+    for rank in (0, 1):
+        lines = [("scalars", t, {"step": t, "scalars": {"loss": 1 / (t + 1), "auc": t / 3600}}) for t in range(3600)]
+        put(tmp_path / f"trainer.{rank}.jsonl", *lines)
+    spent = []
+    for _ in range(3):
+        page.command("Performance.enable", {"timeDomain": "threadTicks"})
+        with shown(page, tmp_path):
+            metrics = {m["name"]: m["value"] for m in page.command("Performance.getMetrics", {})["metrics"]}
+            spent.append(metrics["TaskDuration"])
+        page.command("Performance.disable", {})
+    assert min(spent) < 1, spent

@@ -1,0 +1,38 @@
+"""The real Fluid's losses over 20 steps, and the norms of all state after them
+(tests/golden/parity.json).
+"""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import jfluid as fluid
+from tests.gpu.ahead import lowers_for_cuda  # noqa: F401  # a fixture
+from tests.parity.programs import PROGRAMS, train
+
+GOLDEN = json.loads((Path(__file__).parents[1] / "golden" / "parity.json").read_text())
+# Batch norm divides by the deviation of a small batch: rounding grows from step to step.
+TOLERANCE = {"digits_conv": 1e-3, "vgg": 1e-3, "resnet": 1e-3}
+# They are compiled as for users, which takes three times as long.
+OPTIMISED = ("digits_mlp", "digits_conv", "word2vec")
+
+
+def case(build):
+    name = build.__name__
+    marks = [pytest.mark.optimised] * (name in OPTIMISED)
+    return pytest.param(build, id=name, marks=marks)
+
+
+@pytest.mark.usefixtures("lowers_for_cuda")
+@pytest.mark.parametrize("build", [case(build) for build in PROGRAMS])
+def test_losses_and_state_equal_fluids(build):
+    want = GOLDEN[build.__name__]
+    rtol = TOLERANCE.get(build.__name__, 1e-4)
+    losses, norms = train(fluid, build)
+    np.testing.assert_allclose(losses, want["losses"], rtol=rtol)
+    # A bias in front of batch norm has no gradient but rounding, and steep velocities amplify what
+    # differs.
+    noisy = build.__name__ in ("vgg", "resnet")
+    assert norms == pytest.approx(want["persistables"], rel=2e-2 if noisy else rtol, abs=5e-3 if noisy else 1e-6)
