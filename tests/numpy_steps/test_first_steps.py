@@ -131,24 +131,6 @@ def test_an_error_of_the_compilation_reaches_the_step(interprets, monkeypatch):
         function(x)
 
 
-def test_a_compilation_beside_steps_takes_one_thread(interprets, monkeypatch):
-    found, before = [], library_fusions.compiled
-
-    def compiled(traced, beside=False):
-        found.append(beside)
-        return before(traced, beside)
-
-    monkeypatch.setattr(library_fusions, "compiled", compiled)
-    cpu, x = jax.devices("cpu")[0], np.ones(2, np.float32)
-    function = Executables(lambda: jax.jit(lambda x: x + 1), interprets=cpu)
-    for _ in range(2):
-        function(x)
-    finish()
-    assert function(x).tolist() == [2, 2] and function.count() == 1
-    Executables(lambda: jax.jit(lambda x: x + 1))(x)
-    assert found == [True, False]
-
-
 def test_a_file_is_read_once(interprets):
     class Kept:
         loads = 0

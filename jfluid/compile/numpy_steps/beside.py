@@ -35,11 +35,11 @@ class Beside:
 
     Args:
         traced: result of `jax.jit(...).trace`.
-        compile: returns the executable; takes True if steps run meanwhile.
+        compile: returns the executable.
         device: device of the results.
     """
 
-    def __init__(self, traced: Any, compile: Callable[[bool], Any], device: jax.Device):
+    def __init__(self, traced: Any, compile: Callable[[], Any], device: jax.Device):
         self._listing: Listing | None = None
         with contextlib.suppress(NoRule):
             self._listing = Listing(traced.jaxpr)
@@ -83,7 +83,7 @@ class Beside:
             self._thread.join()
         if self._error is not None:
             raise self._error
-        return self._compiled if self._done else self._compile(False)
+        return self._compiled if self._done else self._compile()
 
     def begin(self) -> bool:
         """Begin to compile, if that was not begun; returns True once the function is compiled."""
@@ -98,7 +98,7 @@ class Beside:
                 return  # the process ends
             try:
                 with jax.enable_x64(True), jax.default_device(self._device), jax_caches.not_kept():
-                    self._compiled = self._compile(True)
+                    self._compiled = self._compile()
             except BaseException as error:  # the step raises it
                 self._error = error
             self._done = True

@@ -112,12 +112,11 @@ class Entry:
 
     def prepare(
         self, trace: Callable[[], Any], arguments: Sequence[Any]
-    ) -> Callable[[bool], tuple[Any, Callable[[Any], None]]] | None:
+    ) -> Callable[[], tuple[Any, Callable[[Any], None]]] | None:
         """Return a function that loads or compiles the executable for arguments, or None without a cache key.
 
-        The function takes True if steps run meanwhile. It returns the executable, and a function to call with the
-        results of the first run, which writes a new executable to the file. Both hold no arguments. Arguments without
-        a textual form have no cache key.
+        The function returns the executable, and a function to call with the results of the first run, which writes a
+        new executable to the file. Both hold no arguments. Arguments without a textual form have no cache key.
 
         Args:
             trace: returns the traced function.
@@ -129,7 +128,7 @@ class Entry:
         starts = not jax.tree.leaves(arguments[:2])
         structure = jax.tree.structure((tuple(arguments), {}))
 
-        def load_or_compile(beside: bool) -> tuple[Any, Callable[[Any], None]]:
+        def load_or_compile() -> tuple[Any, Callable[[Any], None]]:
             loaded = self._loaded(path, starts)
             if loaded is not None:
                 return loaded, lambda results: None
@@ -137,7 +136,7 @@ class Entry:
             with collector.paused(settle=True):
                 traced = trace()
                 with _JAX_CACHE.unused():
-                    compiled = library_fusions.compiled(traced, beside)
+                    compiled = library_fusions.compiled(traced)
             noted = None if self._beside is None else self._beside.noted()
             if time.perf_counter() - start > _LONG:
                 schema.current().keep()

@@ -44,11 +44,8 @@ class Entry(Protocol):
 
     def prepare(
         self, trace: Callable[[], Any], arguments: Arguments
-    ) -> Callable[[bool], tuple[Any, Callable[[Any], None]]] | None:
-        """Return a function that makes an executable and a callback for the first run's results; None to keep none.
-
-        The function takes True if steps run meanwhile.
-        """
+    ) -> Callable[[], tuple[Any, Callable[[Any], None]]] | None:
+        """Return a function that makes an executable and a callback for the first run's results; None to keep none."""
 
     def load(self, arguments: Arguments) -> Any:
         """Return the stored executable, or None."""
@@ -220,7 +217,7 @@ class Executables:
         elif begun:
             run, keep = begun.compiled()
         else:
-            run, keep = self._compilation(lambda: self.trace(*arguments), arguments)(False)
+            run, keep = self._compilation(lambda: self.trace(*arguments), arguments)()
         seconds = time.perf_counter() - start
         found = Executable(run, arguments, ref(self))
         self._all[found.forms] = found
@@ -232,17 +229,16 @@ class Executables:
         jax_caches.look()
         return results
 
-    def _compilation(self, trace: Callable[[], Any], arguments: Arguments) -> Callable[[bool], Any]:
+    def _compilation(self, trace: Callable[[], Any], arguments: Arguments) -> Callable[[], Any]:
         """Return a function that compiles: it returns the executable and a callback for the first results.
 
-        The function takes True if steps run meanwhile. The function does not hold the arguments, unless `trace` does: a
-        step may overwrite these meanwhile.
+        The function does not hold the arguments, unless `trace` does: a step may overwrite these meanwhile.
         """
         kept = self._entry.prepare(trace, arguments) if self._entry else None
 
-        def compile(beside: bool) -> Any:
+        def compile() -> Any:
             with jax_caches.not_kept():
-                return kept(beside) if kept else (library_fusions.compiled(trace(), beside), _nothing)
+                return kept() if kept else (library_fusions.compiled(trace()), _nothing)
 
         return compile
 

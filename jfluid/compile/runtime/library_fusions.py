@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from jfluid.compile.rewrites.primitives import CALLS, ELEMENTWISE
-from jfluid.compile.runtime.options import one_thread, without_library
+from jfluid.compile.runtime.options import without_library
 
 _PRODUCTS = frozenset(("dot_general", "conv_general_dilated"))
 # Primitives that give one number throughout for one number throughout.
@@ -20,17 +20,12 @@ _KEEPS = ELEMENTWISE | frozenset(
 )
 
 
-def compiled(traced: Any, beside: bool = False) -> Any:
-    """Compile the result of `jax.jit(...).trace`, with the options of that function.
-
-    Args:
-        beside: steps run meanwhile: compile with one thread.
-    """
+def compiled(traced: Any) -> Any:
+    """Compile the result of `jax.jit(...).trace`, with the options of that function."""
     lowered = traced.lower()
-    changed = one_thread() if beside else {}
     if multiplies_by_one_number(traced.jaxpr.jaxpr):
-        changed |= without_library()
-    return lowered.compile(changed)
+        return lowered.compile(without_library())
+    return lowered.compile()
 
 
 def multiplies_by_one_number(jaxpr: Any) -> bool:

@@ -67,14 +67,9 @@ def options(
     return found if jax.__version_info__[:2] <= _KNOWN else {n: v for n, v in found.items() if _understood(n, v)}
 
 
-def without_library() -> dict[str, str | int]:
+def without_library() -> dict[str, str]:
     """Return the options that disable YNNPACK."""
     return {_LIBRARY: ""} if _understood(_LIBRARY, "") else {}
-
-
-def one_thread() -> dict[str, str | int]:
-    """Return the options for one thread that compiles: four fifths of the processor time, and equal code."""
-    return {_PARTS: 1} if _understood(_PARTS, 1) else {}
 
 
 @functools.cache
