@@ -22,6 +22,7 @@ import jax
 import jaxlib.version
 import numpy as np
 from jax.experimental import serialize_executable
+from jax.experimental.compilation_cache import compilation_cache
 
 from jfluid import environment, flags
 from jfluid.caches import kept_files
@@ -225,7 +226,11 @@ def entry_of_items(
 
 
 class _JaxCache:
-    """Switch of JAX's own cache, which takes 0.1 seconds to write an executable that is written here."""
+    """Switch of JAX's own cache.
+
+    XLA writes an executable that it has loaded from JAX's cache without its code: such a file fails when it runs. In
+    addition, JAX takes 0.1 seconds to write an executable that is written here.
+    """
 
     def __init__(self) -> None:
         self._lock, self._users, self._was = threading.Lock(), 0, True
@@ -236,7 +241,7 @@ class _JaxCache:
         with self._lock:
             if not self._users:
                 self._was = bool(jax.config.jax_enable_compilation_cache)  # type: ignore[attr-defined]
-                jax.config.update(_ENABLED, False)
+                self._set(False)
             self._users += 1
         try:
             yield
@@ -244,7 +249,11 @@ class _JaxCache:
             with self._lock:
                 self._users -= 1
                 if not self._users:
-                    jax.config.update(_ENABLED, self._was)
+                    self._set(self._was)
+
+    def _set(self, enabled: bool) -> None:
+        jax.config.update(_ENABLED, enabled)
+        compilation_cache.reset_cache()  # JAX reads the setting at the first compilation only
 
 
 _JAX_CACHE = _JaxCache()

@@ -149,6 +149,7 @@ class Executables:
     ):
         self._fresh, self._entry, self._interprets = fresh, entry, interprets
         self._begun = LruCache[Beside](_MOST_BEGUN)
+        self._loaded: tuple[Form, Any] | None = None  # from a file, for the next call
         self._all: dict[Form, Executable] = {}
         self._only: Executable | None = None  # if there is one
         # the places where the forms differ, and the executables by their forms at these places
@@ -212,8 +213,13 @@ class Executables:
                 return results
         begun = self._begun.pop(forms, None)
         start = time.perf_counter()
-        compile = begun.compiled if begun else self._compilation(lambda: self.trace(*arguments), arguments)
-        run, keep = compile()
+        loaded, self._loaded = self._loaded, None
+        if loaded is not None and loaded[0] == forms:
+            run, keep = loaded[1], _nothing
+        elif begun:
+            run, keep = begun.compiled()
+        else:
+            run, keep = self._compilation(lambda: self.trace(*arguments), arguments)()
         seconds = time.perf_counter() - start
         found = Executable(run, arguments, ref(self))
         self._all[found.forms] = found
@@ -226,7 +232,7 @@ class Executables:
         return results
 
     def _compilation(self, trace: Callable[[], Any], arguments: Arguments) -> Callable[[], Any]:
-        """Return a function that compiles and returns the executable and a callback for first results.
+        """Return a function that compiles: it returns the executable and a callback for the first results.
 
         The function does not hold the arguments, unless `trace` does: a step may overwrite these meanwhile.
         """
@@ -234,7 +240,7 @@ class Executables:
 
         def compile() -> Any:
             with jax_caches.not_kept():
-                return kept() if kept else (library_fusions.compiled(trace()), lambda results: None)
+                return kept() if kept else (library_fusions.compiled(trace()), _nothing)
 
         return compile
 
@@ -250,7 +256,10 @@ class Executables:
             return begun
         if _bytes(arguments) > _MOST_INTERPRETED:
             return None
-        if self._entry is not None and self._entry.load(arguments) is not None:
+        if self._loaded is not None and self._loaded[0] == forms:
+            return None
+        if self._entry is not None and (loaded := self._entry.load(arguments)) is not None:
+            self._loaded = forms, loaded
             return None
         traced = self.trace(*arguments)
         compile = self._compilation(lambda: traced, arguments)
@@ -264,6 +273,10 @@ class Executables:
             self._differ = [place for place in every[0].places if len({_at(f, place) for f in forms}) > 1]
             found = {tuple([_at(one.forms, p) for p in self._differ]): one for one in every}
         self._only, self._found = every[0] if len(every) == 1 else None, found
+
+
+def _nothing(results: Any) -> None:
+    """Take the first results of an executable that is not written to a file."""
 
 
 def _few_mappings_are_left() -> bool:

@@ -104,6 +104,18 @@ def test_what_is_kept_is_not_in_the_cache_of_jax_too(folder):
     assert [path.name for path in folder.glob("jit_fluid_*")] == []
 
 
+def test_what_is_kept_never_comes_from_the_cache_of_jax(folder):
+    jax.jit(lambda x: x + 1)(np.ones(3))  # JAX now uses its cache
+    first = losses()
+    assert [path.name for path in folder.glob("jit_fluid_*")] == []
+    for path in kept(folder):
+        path.unlink()
+    assert losses() == first  # compiled anew, and kept with code
+    assert losses() == first
+    jax.jit(lambda x: x + 2)(np.ones(3))
+    assert [path.name for path in folder.glob("jit__lambda*")]
+
+
 def test_another_release_machine_or_setting_finds_nothing(folder, traced, monkeypatch):
     first = losses((2,))
     with jax.default_matmul_precision("highest"):
