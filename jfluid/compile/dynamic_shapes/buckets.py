@@ -10,10 +10,8 @@ from jfluid.compile.runtime.padding import ladder
 Sizes = dict[str, int]
 _MOST = 9
 _COARSE, _FINE = 2, 4  # sizes of an octave
-# Padded steps whose work is wasted until a finer bucket is compiled, and then until it is used: compiling takes about
-# as long.
-_PATIENCE, _COMPILING = 16, 16
-_JOINED = 2  # times the work of a new bucket that one for all sizes so far may have
+# Padded steps whose work is wasted until a finer bucket is compiled: compiling takes about as long.
+_PATIENCE = 16
 _MOST_FORMS = 64  # sizes that are counted; pairs of these are candidates while there are few
 _FEW_FORMS = 24
 
@@ -23,18 +21,14 @@ Form = tuple[tuple[str, int], ...]
 class Buckets:
     """Sizes for which a step is compiled.
 
-    A batch that fits no bucket gets a coarse bucket, which also holds the batches so far unless that doubles the work.
-    A finer bucket is compiled once padding has wasted the work of a number of steps: the bucket that would have saved
-    most for the batches so far. Batches are padded to the finer bucket some steps later. Only sizes decide, and no
-    clock: the same stream is padded in the same way each time.
+    A batch that fits no bucket gets a coarse bucket, which holds many sizes. A finer bucket comes once padding has
+    wasted the work of a number of steps: the bucket that would have saved most for the batches so far. Only sizes
+    decide, and no clock: the same stream is padded in the same way each time.
 
     Args:
         work: returns the number of elements of the feeds at given sizes.
         unit: a divisor of each size.
         said: sizes that the user has given, the smallest first; a batch gets the smallest size that holds it.
-
-    Attributes:
-        coming: the bucket that is used soon; None for none.
     """
 
     def __init__(
@@ -48,44 +42,23 @@ class Buckets:
         self._known: list[Sizes] = []
         self._came: Counter[Form] = Counter()  # batches by their fine sizes
         self._wasted = 0.0  # in steps
-        self.coming: Sizes | None = None
 
     def choose(self, need: Mapping[str, int]) -> Sizes:
         """Return the sizes to pad a batch to: the sizes of a known bucket, or of a new bucket."""
         need = {n: self._given(n, size) or size for n, size in need.items()}
-        fine = self.note(need)
+        fine = self._rounded(need, _FINE)
+        self._count(fine)
         best = self._best(need)
         if best is None:
             return self._add(need)
         self._wasted += max(1 - self._work(fine) / max(self._work(best), 1), 0.0)
-        if len(self._known) >= _MOST:
-            self.coming = None
-        elif self._wasted >= (_PATIENCE if self.coming is None else _COMPILING):
-            self._refine()
-        return self._best(need) or best
-
-    def note(self, need: Mapping[str, int]) -> Sizes:
-        """Count a batch; return its fine sizes."""
-        fine = self._rounded(need, _FINE)
-        form = tuple(fine.items())
-        if form not in self._came and len(self._came) >= _MOST_FORMS:
-            del self._came[min(self._came, key=self._came.__getitem__)]
-        self._came[form] += 1
-        return fine
-
-    def is_coming(self, need: Mapping[str, int]) -> bool:
-        """Return True if the bucket that is used soon holds a batch."""
-        return self.coming is not None and self._fits(need, self.coming)
-
-    def _refine(self) -> None:
-        """Use the bucket that was to come, or choose it."""
+        if self._wasted < _PATIENCE or len(self._known) >= _MOST:
+            return best
         self._wasted = 0.0
-        if self.coming is not None:
-            self._known.append(self.coming)
-            self.coming = None
-            return
         finer = max(self._candidates(), key=self._saved)
-        self.coming = finer if self._saved(finer) > 0 else None
+        if self._saved(finer) > 0:
+            self._known.append(finer)
+        return self._best(need) or best
 
     def holding(self, need: Mapping[str, int]) -> list[Sizes]:
         """Return the known buckets that hold a batch, in order of work."""
@@ -106,13 +79,16 @@ class Buckets:
 
     def _add(self, need: Mapping[str, int]) -> Sizes:
         sizes = self._rounded(need, _COARSE)
-        every = self._rounded({n: max([s, *(dict(f)[n] for f in self._came)]) for n, s in need.items()}, _COARSE)
-        if self._work(every) <= _JOINED * self._work(sizes) and not any(self._given(n, s) for n, s in need.items()):
-            sizes = every
         if len(self._known) >= _MOST:  # the last bucket: it holds all that came, and more
             sizes = self._rounded({n: max([s, *(b[n] for b in self._known)]) for n, s in need.items()}, 1)
         self._known.append(sizes)
         return sizes
+
+    def _count(self, fine: Sizes) -> None:
+        form = tuple(fine.items())
+        if form not in self._came and len(self._came) >= _MOST_FORMS:
+            del self._came[min(self._came, key=self._came.__getitem__)]
+        self._came[form] += 1
 
     def _candidates(self) -> list[Sizes]:
         """Return the observed sizes, and the smallest sizes that hold each pair of observed sizes."""

@@ -146,20 +146,11 @@ class Traced(Sampled):
         self.executables = LruCache[Call](_MOST_EXECUTABLES)
         self.compiled: set[tuple[tuple[str, int], ...]] = set()
         self.results: list[tuple[Dim, ...]] = []
-        self._begun: Mapping[str, int] | None = None  # the last bucket that was compiled before its use
         self._record = record
 
     def compiled_bucket(self, need: Mapping[str, int]) -> Mapping[str, int] | None:
         """Return the bucket of least work that holds a batch and is compiled."""
         return next((b for b in self.buckets.holding(need) if tuple(b.items()) in self.compiled), None)
-
-    def first_coming(self, need: Mapping[str, int]) -> Mapping[str, int] | None:
-        """Return the bucket that is used soon, for the first batch that it holds; None for none."""
-        coming = self.buckets.coming
-        if coming is None or coming is self._begun or not self.buckets.is_coming(need):
-            return None
-        self._begun = coming
-        return coming
 
     def identity(self, bucket: Mapping[str, int], batch: Mapping[str, int]) -> tuple[Any, ...]:
         """Return the values that identify the segment at the sizes of a bucket, in all processes.
@@ -348,9 +339,6 @@ class ShapeStream:
             sizes = traced.each(batch)
             if sizes is None:  # it came after the last one that was observed
                 continue
-            for own in (traced.sizes(shapes) for shapes in self._observed if shapes not in batch):
-                if own is not None:
-                    traced.buckets.note(own)
             self._traced = traced
             yield traced, sizes
         self._refused_times += 1
@@ -369,24 +357,18 @@ class ShapeStream:
         need = {n: max(own[n] for own in sizes) for n in sizes[0]}
         true = [Sizes(own, {}) for own in sizes]
         bucket: Mapping[str, int] = traced.buckets.choose(need)
-
-        def prepared(bucket: Mapping[str, int]) -> tuple[Call, tuple[Any, ...]]:
-            call = self._call(traced, bucket, (sizes[0], batch[0]))
-            return call, (donated, self._arguments(traced, bucket, sizes, shares, kept), key)
-
-        call, arguments = prepared(bucket)
+        call = self._call(traced, bucket, (sizes[0], batch[0]))
+        arguments = self._arguments(traced, bucket, sizes, shares, kept)
         form = tuple(bucket.items())
         try:
             if form not in traced.compiled:
-                if call.begin(arguments):
+                if call.begin((donated, arguments, key)):
                     traced.compiled.add(form)
                 # Random numbers are those of a bucket, which must not follow from the clock.
                 elif not jax.tree.leaves(key) and (other := traced.compiled_bucket(need)) is not None:
-                    bucket, (call, arguments) = other, prepared(other)
-            elif (coming := traced.first_coming(need)) is not None:
-                begun, its_arguments = prepared(coming)
-                begun.begin(its_arguments)
-            results, flags = call(*arguments)
+                    bucket, call = other, self._call(traced, other, (sizes[0], batch[0]))
+                    arguments = self._arguments(traced, bucket, sizes, shares, kept)
+            results, flags = call(donated, arguments, key)
         except NoRule:
             traced.executables.pop(form, None)
             raise
