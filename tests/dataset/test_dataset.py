@@ -294,7 +294,7 @@ def test_bad_arguments():
     exe = fluid.Executor(fluid.CPUPlace())
     with pytest.raises(errors.DataError, match="call set_use_var first"):
         exe.train_from_dataset(fluid.default_main_program(), made)
-    with pytest.raises(errors.DataError, match="expected what DatasetFactory"):
+    with pytest.raises(errors.DataError, match="expected a dataset of DatasetFactory"):
         exe.train_from_dataset(fluid.default_main_program(), [1])
     for var, problem in [
         (fluid.data("f64", [None, 1], "float64"), "expected dtype int64 or float32, found FP64"),

@@ -572,7 +572,7 @@ def test_from_dataset(places, drop_last, sizes):
 
 
 def test_from_dataset_refuses_what_is_none():
-    with pytest.raises(TypeError, match="expected what fluid.DatasetFactory.*found list"):
+    with pytest.raises(TypeError, match="expected a dataset of fluid.DatasetFactory.*found list"):
         fluid.io.DataLoader.from_dataset([1], PLACE)
 
 

@@ -576,7 +576,7 @@ def test_snapshots_of_an_earlier_job_are_not_taken_for_this_ones():
     write("cuts/server-0/a.00000-of-00001.json", "{}")
     result = launched("--servers", "1", "--set=snapshots.folder=cuts", *GRACE, script())
     assert result.returncode == 2
-    assert "snapshots.folder: cuts holds snapshots of an earlier job; go on from them with" in result.stderr
+    assert "snapshots.folder: cuts holds snapshots of an earlier job; resume with" in result.stderr
 
 
 @process
