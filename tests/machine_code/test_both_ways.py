@@ -225,6 +225,8 @@ def one_of(optimizer):
 
 
 @fuzzed(5)
+@example("gru", [3, 5, 4], 16, 0, False, 1, "plain")
+@example("lstm", [3, 5, 4], 16, 0, True, 1, "nan")
 @given(
     st.sampled_from(["lstm", "gru"]),
     st.lists(st.integers(0, 6), min_size=1, max_size=6),
