@@ -327,11 +327,10 @@ exe.run(feed={"x": np.float32([[1, 2]])}, fetch_list=[y])
 fluid.profiler.stop_profiler(sorted_key="total", profile_path="profile")
 
 # %% fluid.profiler.cuda_profiler
-try:
+if fluid.core.get_cuda_device_count():
     with fluid.profiler.cuda_profiler("profile"):
-        pass
-except Exception as error:
-    print(type(error).__name__)  # UnsupportedError
+        linear()  # and the steps to profile
+print("a CUDA profiler needs a GPU")  # a CUDA profiler needs a GPU
 
 # %% fluid.debugger.draw_block_graphviz
 x, y = linear()

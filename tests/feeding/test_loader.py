@@ -348,7 +348,7 @@ def test_wrong_use_is_refused():
         make(["x"], 2)
     with pytest.raises(TypeError, match="of a generator, give the function that makes it"):
         make([x, y], 2).set_batch_generator(batches(1)(), PLACE)
-    with pytest.raises(errors.PlaceError, match="expected a place or a list of them"):
+    with pytest.raises(errors.PlaceError, match="expected a place or a list of places"):
         make([x, y], 2).set_batch_generator(batches(1))
     with pytest.raises(errors.ReaderError, match="no reader was set"):
         make([x, y], 2)()

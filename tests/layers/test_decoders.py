@@ -74,7 +74,7 @@ def cell(x, **inputs):
         (lambda x: cell(x).compute_state({"x": x}), "set the function that computes the states"),
         (lambda x: contrib.TrainingDecoder(cell(x)).step_input(x), "inside of `with decoder.block"),
         (lambda x: contrib.TrainingDecoder(cell(x))(), "its outputs are there after its block"),
-        (lambda x: [contrib.TrainingDecoder(c) for c in [cell(x)] * 2], "another decoder"),
+        (lambda x: [contrib.TrainingDecoder(c) for c in [cell(x)] * 2], "a different decoder"),
         (lambda x: contrib.BeamSearchDecoder(cell(x), x, x, 5, 4)(), "sentences are there after"),
         (
             lambda x: contrib.BeamSearchDecoder(cell(x), x, x, 5, 4).read_array(x),

@@ -659,4 +659,4 @@ def test_who_has_left_does_not_stay_for_ever(site, monkeypatch, caplog):
     client = job.client()
     add(client)
     client.leave()
-    assert "has no snapshot of what this trainer pushed last" in caplog.text
+    assert "has no snapshot of this trainer's last pushes" in caplog.text

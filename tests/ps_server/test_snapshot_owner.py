@@ -200,7 +200,7 @@ def test_a_file_system_without_locks_is_told(tmp_path, monkeypatch, caplog):
     monkeypatch.setattr(fcntl, "flock", flock)
     with claimed(tmp_path, FIRST):
         pass
-    assert "has no locks (no locks available): nothing keeps another job" in caplog.text
+    assert "has no locks (no locks available): a second job could write there" in caplog.text
 
 
 def test_a_new_job_is_told_whose_snapshots_there_are(tmp_path):
