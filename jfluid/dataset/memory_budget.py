@@ -33,9 +33,8 @@ class MemoryBudget:
         with self._lock:
             if self._used + size > self._most:
                 raise errors.DataError(
-                    f"{self._what}: the records and their copies would take "
-                    f"{self._used + size:,} bytes "
-                    f"of memory, and may take {self._most:,} ({FLAG}; by default three quarters of the machine's): "
+                    f"{self._what}: the records and their copies would take {self._used + size:,} bytes of memory, "
+                    f"and may take {self._most:,} ({FLAG}; by default three quarters of the machine's): "
                     "give each trainer fewer files, more memory, or use QueueDataset, which keeps no records"
                 )
             self._used += size

@@ -54,8 +54,6 @@ def space_to_depth(x: Variable, blocksize: int, name: str | None = None) -> Vari
     the result is read in the new shape. C must be divisible by blocksize ** 2, H and W by blocksize;
     ShapeError is raised otherwise.
     """
-    if not isinstance(blocksize, int):
-        raise errors.AttributeTypeError(f"layers.space_to_depth: blocksize is an integer, found {blocksize!r}")
     return emit("space_to_depth", {"X": x}, {"blocksize": blocksize}, name=name)
 
 

@@ -152,11 +152,6 @@ def split(
     Raises ShapeError if the dimension cannot be divided in this way.
     """
     check_variable(input, "split", "input")
-    if not isinstance(num_or_sections, int | np.integer | list | tuple):
-        raise errors.AttributeTypeError(
-            "split, num_or_sections: expected the number of equal parts, or a list of their sizes, found "
-            f"{num_or_sections!r}"
-        )
     inputs: dict[str, Any] = {"X": input}
     attrs: dict[str, Any] = {}
     size = -1

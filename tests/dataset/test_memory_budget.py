@@ -16,7 +16,9 @@ from tests.dataset.test_exchange import Fleet
 from tests.ports import free_endpoints
 
 LINES = 2000
-REFUSED = r"InMemoryDataset\.{}: the records, .* bytes of memory, and may take {:,} \(FLAGS_dataset_max_bytes"
+REFUSED = (
+    r"InMemoryDataset\.{}: the records and their copies .* bytes of memory, and may take {:,} \(FLAGS_dataset_max_bytes"
+)
 
 
 @pytest.fixture

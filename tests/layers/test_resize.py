@@ -58,7 +58,7 @@ def test_sizes_by_numbers_tensors_and_scale():
         ({"scale": 2, "resample": "TRILINEAR"}, errors.ShapeError, "of 5 dimensions"),
         ({"scale": 2, "data_format": "NCDHW"}, errors.ProgramError, "NCHW or NHWC"),
         ({"scale": 2, "align_mode": 2}, errors.ProgramError, "expected 0 or 1"),
-        ({"scale": 2, "align_corners": 1}, TypeError, "True or False"),
+        ({"scale": 2, "align_corners": 1}, TypeError, "align_corners: expected bool"),
     ],
 )
 def test_what_does_not_fit(arguments, error, says):

@@ -32,7 +32,7 @@ def test_sizes_of_layers(x, size, shown):
 
 @pytest.mark.parametrize("parts", [2.0, "2", None])
 def test_parts_of_split(x, parts):
-    with pytest.raises(errors.AttributeTypeError, match="split, num_or_sections: expected the number of equal parts"):
+    with pytest.raises(errors.AttributeTypeError, match="split, num_or_sections: expected int or list"):
         layers.split(x, num_or_sections=parts, dim=1)
 
 

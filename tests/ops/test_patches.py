@@ -127,7 +127,7 @@ def test_what_does_not_fit():
             layers.unfold(line, 2)
         with pytest.raises(errors.ShapeError, match="divisible by 4"):
             layers.space_to_depth(x, 2)
-        with pytest.raises(errors.AttributeTypeError, match="is an integer"):
+        with pytest.raises(errors.AttributeTypeError, match="blocksize: expected int"):
             layers.space_to_depth(x, 2.0)
         with pytest.raises(errors.ProgramError, match="axis is 1, 2 or 3"):
             layers.similarity_focus(x, 0, [1])
