@@ -74,5 +74,5 @@ def test_yolo_box():
     found, chances = fluid.Executor().run(feed=feed, fetch_list=[boxes, scores])
     np.testing.assert_allclose(found[0, :2], [[8, 4, 24, 12], [40, 4, 56, 12]])
     np.testing.assert_allclose(chances, np.full((1, 4, 1), 0.25))
-    with pytest.raises(TypeError, match="anchors: expected a list"):
+    with pytest.raises(TypeError, match="anchors: expected list"):
         layers.yolo_box(x, size, 8, 1, 0.01, 16)
