@@ -46,6 +46,7 @@ except ModuleNotFoundError as error:
 
 _log = logging.getLogger("jfluid.serving")
 _access = logging.getLogger("jfluid.serving").getChild("access")
+_SECONDS_TO_DISCARD = 1.0
 _RATE = 16 << 10  # bytes a second at which a body has to come, after a while
 # What a step raises for the values and shapes of a request; all else is the server's own.
 _OF_VALUES = (errors.FeedError, errors.ProgramError, errors.OpError, errors.DataError)
@@ -324,6 +325,21 @@ def _bytes(arrays: Mapping[str, Value]) -> int:
     return sum(value.nbytes for value in arrays.values())
 
 
+async def _discard(resources: Resources, request: Request) -> None:
+    """Read a refused body for at most a second, since a client reads no answer while it sends."""
+    if "expect" in request.headers:
+        return  # the client asks before it sends
+    left = resources.limits.bytes
+    with suppress(TimeoutError):
+        async with asyncio.timeout(_SECONDS_TO_DISCARD):
+            async for part in request.stream():
+                left -= len(part)
+                if left < 0:
+                    return
+                async with resources.turns.turn():
+                    pass
+
+
 async def _body(resources: Resources, request: Request, share: Share) -> Block:
     """Return the body of a request and PADDING, within the limits on bytes and seconds."""
     limits = resources.limits
@@ -331,6 +347,7 @@ async def _body(resources: Resources, request: Request, share: Share) -> Block:
     most = int(declared[:20]) if declared.isdecimal() else limits.bytes
     too_large = BadRequest(f"a request may have {limits.bytes} bytes", 413)
     if most > limits.bytes:
+        await _discard(resources, request)
         raise too_large
     body, size, until = block(most + len(PADDING)), 0, time.monotonic() + limits.seconds
     try:

@@ -3,7 +3,9 @@
 import contextlib
 import io
 import json
+import socket
 import threading
+import time
 import urllib.error
 import urllib.request
 from concurrent.futures import ThreadPoolExecutor
@@ -139,6 +141,16 @@ def test_bad_requests_are_answered(address, body, kind, status, says):
     code, said = asked(f"{address}/predict", body, kind)
     assert code == status and says in json.loads(said)["error"]
     assert asked(f"{address}/health")[0] == 200
+
+
+def test_a_client_that_still_sends_reads_why_it_is_refused(address):
+    host, port = address.removeprefix("http://").split(":")
+    with socket.create_connection((host, int(port)), timeout=30) as stream:
+        stream.sendall(b"POST /predict HTTP/1.1\r\nHost: x\r\nContent-Length: 1048577\r\n\r\n")
+        for _ in range(4):  # of a body in pieces, the last of which it never sends
+            time.sleep(0.1)
+            stream.sendall(b" " * 200_000)
+        assert stream.recv(12) == b"HTTP/1.1 413"
 
 
 def test_pickles_are_not_read(address):
