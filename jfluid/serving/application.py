@@ -329,13 +329,9 @@ async def _discard(resources: Resources, request: Request) -> None:
     """Read a refused body for at most a second, since a client reads no answer while it sends."""
     if "expect" in request.headers:
         return  # the client asks before it sends
-    left = resources.limits.bytes
     with suppress(TimeoutError):
         async with asyncio.timeout(_SECONDS_TO_DISCARD):
-            async for part in request.stream():
-                left -= len(part)
-                if left < 0:
-                    return
+            async for _ in request.stream():
                 async with resources.turns.turn():
                     pass
 
