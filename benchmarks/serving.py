@@ -319,10 +319,10 @@ def main():
     parser = argparse.ArgumentParser()
     parser.add_argument("--seconds", type=float, default=10)
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--attacks", nargs="*", default=[*ATTACKS, "all"])
+    parser.add_argument("--attacks", nargs="*", choices=[*ATTACKS, "all"], default=[*ATTACKS, "all"])
     parser.add_argument("--most", type=float, default=float("inf"))
     parser.add_argument("--tries", type=int, default=1)
-    parser.add_argument("--attack", help=argparse.SUPPRESS)
+    parser.add_argument("--attack", choices=ATTACKS, help=argparse.SUPPRESS)
     parser.add_argument("--port", type=int, help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.attack:
