@@ -64,16 +64,16 @@ def _multiclass(op_type: str, boxes: Value, scores: Value, at: _Limits) -> tuple
     by_row = scores.ndim == 2
     found, by_class, starts = _by_class(op_type, boxes, scores)
     classes = by_class.shape[1]
-    labels = [c for c in range(classes) if c != at.background_label]
-    if not labels:
-        labels, by_class = [0], jnp.full_like(by_class, jnp.nan)
-    elif len(labels) < classes:
-        found = found[:, labels] if by_row else found
-        by_class = by_class[:, labels]
+    background = _background(at.background_label, classes)
+    if background is not None and classes == 1:
+        by_class = jnp.full_like(by_class, jnp.nan)
+    elif background is not None:
+        found = jnp.delete(found, background, axis=1) if by_row else found
+        by_class = jnp.delete(by_class, background, axis=1)
 
     def detect(most: int) -> tuple[Array, Array, Array]:
         row, score, number, box, real = _kept(found, by_class, at._replace(nms_top_k=most), by_row)
-        label = jnp.asarray(labels, jnp.int32)[row]
+        label = _label(row.astype(jnp.int32), background, classes)
         number = starts[:, None] + number
         if by_row:
             number = number * classes + label
@@ -81,12 +81,22 @@ def _multiclass(op_type: str, boxes: Value, scores: Value, at: _Limits) -> tuple
         return jnp.concatenate(columns, -1), number[..., None], real
 
     most = by_class.shape[2] if at.nms_top_k < 0 else min(at.nms_top_k, by_class.shape[2])
-    if 2 * _FEW < most and 0 <= at.keep_top_k <= _FEW * len(labels):
+    if 2 * _FEW < most and 0 <= at.keep_top_k <= _FEW * by_class.shape[1]:
         number = (by_class > at.score_threshold).sum(axis=2).max()
         entries, numbers, real = jax.lax.cond(number <= _FEW, lambda: detect(_FEW), lambda: detect(most))
     else:
         entries, numbers, real = detect(most)
     return in_sequences(entries, real), in_sequences(numbers, real)
+
+
+def _background(label: int, classes: int) -> int | None:
+    """Return the class of the background, or None where no class has that number."""
+    return label if 0 <= label < classes else None
+
+
+def _label(row: Array, background: int | None, classes: int) -> Array:
+    """Return the class of a row of scores without the background's row."""
+    return row if background is None or classes == 1 else row + (row >= background)
 
 
 def _kept(found: Array, scores: Array, at: _Limits, by_row: bool) -> tuple[Array, Array, Array, Array, Array]:
@@ -215,8 +225,12 @@ def locality_aware_nms(
     boxes, scores = rows_of(boxes), rows_of(scores)
     _check_dense("locality_aware_nms", boxes, scores)
     images, classes, _ = scores.shape
-    labels = [c for c in range(classes) if c != background_label]
-    least = score_threshold if labels else jnp.inf
+    background = _background(background_label, classes)
+    least = score_threshold
+    if background is not None and classes == 1:
+        least = jnp.inf
+    elif background is not None:
+        scores = jnp.delete(scores, background, axis=1)
 
     def one_class(at: Array, own: Array) -> tuple[Array, tuple[Array, ...]]:
         at, merged = _merge_neighbours(at, own, nms_threshold, normalized)
@@ -224,15 +238,14 @@ def locality_aware_nms(
         ranked = jnp.take_along_axis(at, order[None], axis=2)
         return at, (values, order, greedy(ranked, candidate, nms_threshold, nms_eta, normalized))
 
-    labels = labels or [0]
     moved = jnp.moveaxis(boxes, 2, 0)
-    found, (values, order, kept) = jax.lax.scan(one_class, moved, scores[:, labels].swapaxes(0, 1))
+    found, (values, order, kept) = jax.lax.scan(one_class, moved, scores.swapaxes(0, 1))
     most = order.shape[2]
     values, order, kept = (v.swapaxes(0, 1).reshape(images, -1) for v in (values, order, kept))
     place, real = chosen(kept, values, keep_top_k)
     number = jnp.take_along_axis(order, place, 1)
     columns = (
-        jnp.asarray(labels, boxes.dtype)[place // most][None],
+        _label(place // most, background, classes).astype(boxes.dtype)[None],
         jnp.take_along_axis(values, place, 1)[None],
         jnp.take_along_axis(found, number[None], 2),
     )

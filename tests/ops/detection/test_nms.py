@@ -1,5 +1,7 @@
 """Non-maximum suppression, held against plain loops over boxes."""
 
+import time
+
 import numpy as np
 import pytest
 
@@ -265,3 +267,15 @@ def test_shapes_that_do_not_fit(width, count):
         scores = fluid.data("scores", [2, 2, count])
         with pytest.raises(errors.ShapeError, match="multiclass_nms: "):
             fluid.layers.multiclass_nms(found, scores, 0.1, 10, 10)
+
+
+def test_too_many_classes_are_an_error_at_once():
+    layers = fluid.layers
+    boxes = layers.fill_constant([1, 4, 4], "float32", 0.5)
+    scores = layers.fill_constant([1, 3, 4], "float32", 0.6)
+    kept = layers.multiclass_nms(boxes, scores, 0.1, 10, 5)
+    scores.op.attrs["shape"] = [1, 2**31 - 1, 4]
+    begin = time.process_time()
+    with pytest.raises(errors.JFluidError, match="2147483647"):
+        fluid.Executor(fluid.CPUPlace()).run(fetch_list=[kept], return_numpy=False)
+    assert time.process_time() - begin < 10
