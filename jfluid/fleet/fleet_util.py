@@ -3,6 +3,7 @@
 import logging
 import math
 import os
+import re
 from collections.abc import Iterator
 from typing import Any
 
@@ -49,6 +50,11 @@ class FleetUtil:
     def __getattr__(self, name: str) -> Any:
         if name in _METHODS_OF_PSLIB:
             raise errors.UnsupportedError(f"FleetUtil.{name}: {_PSLIB}")
+        if name == "check_vars_and_dump":
+            raise errors.UnsupportedError(
+                "FleetUtil.check_vars_and_dump is not in this release: run the program with Executor.run and a "
+                "fetch_list, and write the values with np.save"
+            )
         raise AttributeError(name)
 
     def rank0_print(self, s: str) -> None:
@@ -189,9 +195,16 @@ class FleetUtil:
             split_interval: minutes of a folder.
             split_per_pass: folders of a pass.
             is_data_hourly_placed: folders are named by their hour alone.
+
+        Raises ProgramError for hours without a number, and for minutes or folders below 1.
         """
-        numbers = [int(word) for word in hours.strip("{}").replace("..", " ").split()]
+        numbers = [int(word) for word in re.findall(r"\d+", hours)]
         minutes, each = int(split_interval), int(split_per_pass)
+        if not numbers or min(minutes, each) < 1:
+            raise errors.ProgramError(
+                "get_online_pass_interval: expected hours such as '{0..23}', and a positive split_interval and "
+                f"split_per_pass, found {hours!r}, {split_interval!r}, {split_per_pass!r}"
+            )
         starts = range(0, 24 * 60 // minutes * minutes, minutes)
         times = [divmod(start, 60) for start in starts if numbers[0] <= start // 60 <= numbers[-1]]
         names = [f"{h:02d}" if is_data_hourly_placed else f"{h:02d}{m:02d}" for h, m in times]
@@ -262,7 +275,7 @@ _METHODS_OF_PSLIB = (
     "load_fleet_model_one_table load_fleet_model save_fleet_model write_model_donefile write_xbox_donefile "
     "write_cache_donefile load_model save_model save_batch_model save_delta_model save_xbox_base_model "
     "save_cache_model save_cache_base_model pull_all_dense_params save_paddle_inference_model save_paddle_params "
-    "get_last_save_xbox_base get_last_save_xbox get_last_save_model check_vars_and_dump"
+    "get_last_save_xbox_base get_last_save_xbox get_last_save_model"
 ).split()
 
 

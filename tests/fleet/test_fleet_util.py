@@ -150,6 +150,17 @@ def test_rank0(util, capsys, caplog, monkeypatch):
     assert capsys.readouterr().out == "once\n" and [r.message for r in caplog.records] == ["twice", "thrice"]
 
 
+@pytest.mark.parametrize("hours, minutes, each", [("all", 5, 1), ("{0..3}", 0, 1), ("{0..3}", 5, "0")])
+def test_intervals_that_make_no_pass_are_refused(util, hours, minutes, each):
+    with pytest.raises(errors.ProgramError, match="expected hours such as"):
+        util.get_online_pass_interval("1", hours, minutes, each, False)
+
+
+def test_check_vars_and_dump_says_what_to_do(util):
+    with pytest.raises(errors.UnsupportedError, match="is not in this release: run the program with Executor.run"):
+        util.check_vars_and_dump(None)
+
+
 def test_pslib_is_refused_by_name(util):
     with pytest.raises(errors.UnsupportedError, match=r"FleetUtil\(mode='transpiler'\) works"):
         FleetUtil()
