@@ -67,8 +67,8 @@ class Call(Protocol):
     def __call__(self, donated: tuple[Any, ...], kept: tuple[Any, ...], key: Any, /) -> Any:
         """Return the results and flags."""
 
-    def begin(self, arguments: Sequence[Any]) -> bool:
-        """Begin to compile beside the steps; returns False until that is done."""
+    def begin(self, arguments: Sequence[Any], at_once: bool = True) -> bool:
+        """Begin to compile beside the steps, at once or once that pays; returns False until that is done."""
 
 
 class Segment(Protocol):
@@ -362,10 +362,11 @@ class ShapeStream:
         form = tuple(bucket.items())
         try:
             if form not in traced.compiled:
-                if call.begin((donated, arguments, key)):
-                    traced.compiled.add(form)
                 # Random numbers are those of a bucket, which must not follow from the clock.
-                elif not jax.tree.leaves(key) and (other := traced.compiled_bucket(need)) is not None:
+                other = None if jax.tree.leaves(key) else traced.compiled_bucket(need)
+                if call.begin((donated, arguments, key), at_once=other is not None):
+                    traced.compiled.add(form)
+                elif other is not None:
                     bucket, call = other, self._call(traced, other, (sizes[0], batch[0]))
                     arguments = self._arguments(traced, bucket, sizes, shares, kept)
             results, flags = call(donated, arguments, key)

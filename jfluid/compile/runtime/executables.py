@@ -183,16 +183,19 @@ class Executables:
         """Return the number of executables."""
         return len(self._all)
 
-    def begin(self, arguments: Arguments) -> bool:
+    def begin(self, arguments: Arguments, at_once: bool = True) -> bool:
         """Begin to compile the function for arguments beside the steps.
 
         Returns False while the arguments have no executable yet; True once they have one, and where steps wait for it.
+
+        Args:
+            at_once: False to begin only when interpreted calls have taken long enough.
         """
         forms = _forms(arguments)
         if self._interprets is None or forms in self._all:
             return True
         begun = self._beside(forms, arguments)
-        return begun is None or begun.begin()
+        return begun is None or (begun.begin() if at_once else begun.done)
 
     def forget(self, old: Executable) -> None:
         """Drop an executable. It is compiled again when it is called."""
@@ -261,9 +264,11 @@ class Executables:
         if self._entry is not None and (loaded := self._entry.load(arguments)) is not None:
             self._loaded = forms, loaded
             return None
+        start = time.perf_counter()
         traced = self.trace(*arguments)
+        seconds = time.perf_counter() - start
         compile = self._compilation(lambda: traced, arguments)
-        return self._begun.get_or_make(forms, lambda: Beside(traced, compile, self._interprets))
+        return self._begun.get_or_make(forms, lambda: Beside(traced, seconds, compile, self._interprets))
 
     def _arrange(self) -> None:
         """Find the places at which the forms of the executables differ."""
