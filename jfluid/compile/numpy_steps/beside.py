@@ -30,6 +30,18 @@ def device_of_interpreter(device: jax.Device) -> jax.Device | None:
     return device if wanted and not fixed else None
 
 
+def interpreted(
+    listing: Listing, arguments: Sequence[Any], device: jax.Device, stop: Callable[[], bool] | None = None
+) -> list[jax.Array]:
+    """Return the results of NumPy as arrays of a device. Raises as `Listing.run`."""
+    values = [host_value(v) for v in jax.tree.leaves(arguments)]
+    with np.errstate(all="ignore"):
+        found = listing.run(values, stop)
+    # Results may share memory with arguments and with each other. JAX does not copy NumPy arrays, and XLA may
+    # overwrite the memory: each result is copied.
+    return list(jax.device_put([np.array(v) for v in found], device))
+
+
 class Beside:
     """Traced function that is interpreted while a thread compiles it.
 
@@ -47,9 +59,8 @@ class Beside:
     """
 
     def __init__(self, traced: Any, seconds: float, compile: Callable[[], Any], device: jax.Device):
+        self._jaxpr = traced.jaxpr  # None once it is a listing, or has none
         self._listing: Listing | None = None
-        with contextlib.suppress(NoRule):
-            self._listing = Listing(traced.jaxpr)
         self._results = jax.tree.structure(traced.out_info)
         self._compile, self._device = compile, device
         self._thread: threading.Thread | None = None
@@ -61,6 +72,10 @@ class Beside:
 
     def run(self, arguments: Sequence[Any]) -> Any:
         """Return the results of a step; None once the function is compiled, or if it must be."""
+        if self._jaxpr is not None:
+            with contextlib.suppress(NoRule):
+                self._listing = Listing(self._jaxpr)
+            self._jaxpr = None
         if self.done or self._listing is None:
             return None
         start, spent = time.perf_counter(), self._interpreting
@@ -73,18 +88,13 @@ class Beside:
             return self.done
 
         try:
-            values = [host_value(v) for v in jax.tree.leaves(arguments)]
-            with np.errstate(all="ignore"):
-                found = self._listing.run(values, stop)
+            placed = interpreted(self._listing, arguments, self._device, stop)
         except Interrupted:
             return None
         except NoRule:
             self._listing = None
             return None
         self._interpreting = spent + time.perf_counter() - start
-        # Results may share memory with arguments and with each other. JAX does not copy NumPy arrays, and XLA may
-        # overwrite the memory: each result is copied.
-        placed = jax.device_put([np.array(v) for v in found], self._device)
         return jax.tree.unflatten(self._results, placed)
 
     def compiled(self) -> Any:
