@@ -37,6 +37,8 @@ class Unpadded:
     def __init__(self, traces: Sequence[Any], table: Table):
         self._table = table
         self._numbers: dict[tuple[Any, ...], _Form] = {}
+        self._traces = traces
+        self._called: dict[tuple[int, ...], Callable[[Sizes], Any]] = {}
         self._at = self._closed(traces)
 
     def at(self, sizes: Sizes) -> Any:
@@ -47,9 +49,13 @@ class Unpadded:
         inner = self._jaxpr([t.jaxpr for t in traces])
         forms = [self._constant(own) for own in zip(*(t.consts for t in traces), strict=True)]
         consts = traces[0].consts
+        latest: list[tuple[Sizes, Any]] = []  # a function that is called several times stays one function
 
         def at(sizes: Sizes) -> Any:
-            return core.ClosedJaxpr(inner(sizes), [_at(f, c, sizes) for f, c in zip(forms, consts, strict=True)])
+            if not latest or latest[0][0] is not sizes:
+                own = [_at(f, c, sizes) for f, c in zip(forms, consts, strict=True)]
+                latest[:] = [(sizes, core.ClosedJaxpr(inner(sizes), own))]
+            return latest[0][1]
 
         return at
 
@@ -161,7 +167,10 @@ class Unpadded:
         """Return the form of a parameter."""
         first = samples[0]
         if isinstance(first, core.ClosedJaxpr):
-            return self._closed(samples)
+            key = tuple(map(id, samples))  # the traces hold them
+            if key not in self._called:
+                self._called[key] = self._closed(samples)
+            return self._called[key]
         if isinstance(first, core.Jaxpr):
             return self._jaxpr(samples)
         if isinstance(first, tuple | list):
