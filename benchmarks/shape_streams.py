@@ -250,9 +250,7 @@ def tagger(fluid, np):
 def eager(fluid, np):
     """Imperative mode: sentences of different lengths through attention."""
     dygraph, layers, width = fluid.dygraph, fluid.layers, 64
-    dygraph.enable_dygraph(fluid.CPUPlace()) if hasattr(dygraph, "enable_dygraph") else None
-    guard = dygraph.guard(fluid.CPUPlace())
-    guard.__enter__()
+    fluid.enable_dygraph(fluid.CPUPlace())
     table = dygraph.Embedding([1000, width])
     parts = [dygraph.Linear(width, width) for _ in range(4)]
     out, norm = dygraph.Linear(width, 1000), dygraph.LayerNorm(width)
@@ -375,7 +373,7 @@ def seq2seq(fluid, np):
 def seq2seq_eager(fluid, np):
     """Imperative mode: an encoder and a decoder with attention, a GRU cell called for each word."""
     dygraph, layers, width, words = fluid.dygraph, fluid.layers, 64, 1000
-    dygraph.guard(fluid.CPUPlace()).__enter__()
+    fluid.enable_dygraph(fluid.CPUPlace())
     source, target = (dygraph.Embedding([words, width]) for _ in range(2))
     reads, writes = dygraph.Linear(width, 3 * width), dygraph.Linear(2 * width, 3 * width)
     cells = [dygraph.GRUUnit(3 * width) for _ in range(2)]
