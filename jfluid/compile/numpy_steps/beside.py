@@ -17,8 +17,9 @@ from jfluid.compile.runtime import jax_caches
 _RULES = (elementwise, shapes, sums, indexing)  # their import registers the rules
 # Least seconds of a first call until the compilation begins: a shape that comes once is not compiled.
 _FIRST_CALL = 2.0
-# Interpreted seconds, for each second of tracing, from which on a compilation pays: it takes about five.
-_PAYS = 1.0
+# Interpreted seconds, for each second of tracing, from which on a compilation pays: it takes about five. An operator by
+# itself is traced in a millisecond, and compiled in twenty or more: of `_LEAST` seconds on.
+_PAYS, _LEAST = 1.0, 0.05
 THREAD = "jfluid-compile"
 _one_at_a_time = threading.Lock()
 
@@ -79,7 +80,7 @@ class Beside:
         if self.done or self._listing is None:
             return None
         start, spent = time.perf_counter(), self._interpreting
-        until = start + max(_PAYS * self._tracing - spent, 0.0 if self._called else _FIRST_CALL)
+        until = start + max(_PAYS * max(self._tracing, _LEAST) - spent, 0.0 if self._called else _FIRST_CALL)
         self._called = True
 
         def stop() -> bool:
