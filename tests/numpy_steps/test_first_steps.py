@@ -69,8 +69,8 @@ def batches(count):
 
 
 def losses(loss, count):
-    program, startup = fluid.default_main_program(), fluid.default_startup_program()
-    program.random_seed = startup.random_seed = 7
+    main, startup = fluid.default_main_program(), fluid.default_startup_program()
+    main.random_seed = startup.random_seed = 7
     with fluid.scope_guard(fluid.Scope()):
         exe = fluid.Executor(fluid.CPUPlace())
         exe.run(startup)
@@ -189,6 +189,19 @@ def test_imperative_steps_do_not_wait(interprets, held):
             layer.clear_gradients()
             found.append(float(loss.numpy()))
     assert found == sorted(found, reverse=True) and found[-1] < found[0]
+
+
+def test_an_imperative_step_that_comes_first_is_not_traced_whole(interprets, held):
+    with fluid.dygraph.guard(fluid.CPUPlace()):
+        graph = fluid.default_main_program().tracer.graph
+        before, found = graph.compiled, []
+        for _ in range(3):
+            y = fluid.dygraph.to_variable(np.ones((2, 3), np.float32))
+            for _ in range(30):
+                y = y * 1.5 - 0.5
+            found.append((float(layers.reduce_sum(y).numpy()[0]), graph.compiled - before))
+    assert [v for v, _ in found] == [6.0] * 3
+    assert [compiled for _, compiled in found] == [0, 1, 1]
 
 
 def test_arguments_are_not_held_and_few_forms_are(interprets):

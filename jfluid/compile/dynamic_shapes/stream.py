@@ -9,7 +9,7 @@ import functools
 import time
 import warnings
 import weakref
-from collections import Counter
+from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Protocol
@@ -158,7 +158,7 @@ class Traced(Sampled):
         self.executables = LruCache[Call](_MOST_EXECUTABLES)
         self.compiled: set[Form] = set()
         self.results: list[tuple[Dim, ...]] = []
-        self.interpreted = Counter[Form]()  # seconds, by the bucket that the steps wait for
+        self.interpreted = defaultdict[Form, float](float)  # seconds, by the bucket that the steps wait for
         self.tracing = 0.0  # seconds
         self.interprets = True  # until a rule is missing
         self._record = record
