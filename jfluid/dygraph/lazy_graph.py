@@ -392,9 +392,7 @@ class LazyGraph:
         return CompiledTrace(records, kinds, donated, results, self.device)
 
     def _goes_one_by_one(self, key: Any, known: bool, size: int) -> bool:
-        """Return True if operators run one by one: while nearly every step differs, and for a step that comes first.
-
-        Tracing a step whole takes far longer than NumPy takes for its operators, which repeat inside a step.
+        """Return True if operators run one by one.
 
         Args:
             key: cache key of the step.
@@ -415,8 +413,7 @@ class LazyGraph:
                 if often
                 else "steps repeat: each is compiled as a whole again",
             )
-        interprets = device_of_interpreter(self.device) is not None
-        return (often or interprets) and not known and size > _SMALL
+        return often and not known and size > _SMALL
 
     def _singly(self, records: Sequence[Record], arrays: list[Any], seeds: Seeds, live: Sequence[int]) -> list[Any]:
         """Run operators one by one, without operators of unused results."""
