@@ -191,19 +191,6 @@ def test_imperative_steps_do_not_wait(interprets, held):
     assert found == sorted(found, reverse=True) and found[-1] < found[0]
 
 
-def test_an_imperative_step_that_comes_first_is_not_traced_whole(interprets, held):
-    with fluid.dygraph.guard(fluid.CPUPlace()):
-        graph = fluid.default_main_program().tracer.graph
-        before, found = graph.compiled, []
-        for _ in range(3):
-            y = fluid.dygraph.to_variable(np.ones((2, 3), np.float32))
-            for _ in range(30):
-                y = y * 1.5 - 0.5
-            found.append((float(layers.reduce_sum(y).numpy()[0]), graph.compiled - before))
-    assert [v for v, _ in found] == [6.0] * 3
-    assert [compiled for _, compiled in found] == [0, 1, 1]
-
-
 def test_arguments_are_not_held_and_few_forms_are(interprets):
     function = Executables(lambda: jax.jit(lambda x: x * 2), interprets=jax.devices("cpu")[0])
     for size in range(1, 20):
