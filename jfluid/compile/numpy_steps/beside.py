@@ -10,11 +10,11 @@ import jax
 import numpy as np
 
 from jfluid import flags, processes
-from jfluid.compile.numpy_steps import elementwise, indexing, shapes, sums
+from jfluid.compile.numpy_steps import elementwise, indexing, kernels, shapes, sums
 from jfluid.compile.numpy_steps.interpreter import Interrupted, Listing, NoRule, host_value
 from jfluid.compile.runtime import jax_caches
 
-_RULES = (elementwise, shapes, sums, indexing)  # their import registers the rules
+_RULES = (elementwise, shapes, sums, indexing, kernels)  # their import registers the rules
 # Least seconds of a first call until the compilation begins: a shape that comes once is not compiled.
 _FIRST_CALL = 2.0
 # Interpreted seconds, for each second of tracing, from which on a compilation pays: it takes about five. An operator by

@@ -124,7 +124,7 @@ class Listing:
 
 def _function_of(eqn: Any) -> Callable[..., Any]:
     name = eqn.primitive.name
-    found = RULES.get(name)
+    found = RULES.get(eqn.params["target_name"] if name == "ffi_call" else name)
     keyed = any(is_key(v.aval) for v in (*eqn.invars, *eqn.outvars))
     if keyed and name not in _OF_KEYS and name not in CALLS:
         raise NoRule(f"{name} has a random key")
