@@ -19,7 +19,7 @@ from jfluid.distributed.trainer.communicator import Communicator
 from jfluid.distributed.trainer.strategies import Async
 from jfluid.distributed.wire import connections
 from jfluid.ps_server.client import Client
-from jfluid.ps_server.shared_memory import SharedBuffer
+from jfluid.ps_server.socket_channels import CallStream
 from jfluid.ps_server.transport import CallError
 from tests.distributed.job import alone, parameters, served, trainer_of
 from tests.distributed.test_prefetch import MODEL, a_dataset, noting
@@ -77,10 +77,8 @@ def calls(monkeypatch):
     return found
 
 
-@pytest.mark.parametrize("shared", ["1", "0"])
 @pytest.mark.parametrize("receive", [1, 5])
-def test_all_gradients_arrive_once(shared, receive, monkeypatch):
-    monkeypatch.setenv("JFLUID_PS_SHARE_MEMORY", shared)
+def test_all_gradients_arrive_once(receive):
     with trainer_of(linear(), sync=False) as (executor, program, (loss,)):
         communicator = started(program, communicator_min_send_grad_num_before_recv=receive)
         for step in range(STEPS):
@@ -94,7 +92,7 @@ def test_all_gradients_arrive_once(shared, receive, monkeypatch):
 
 @pytest.mark.parametrize("every", [2, 3])
 def test_calls_whose_answers_are_lost_are_made_again_once(every, monkeypatch):
-    answer, answers = SharedBuffer.answer, itertools.count(1)
+    answer, answers = CallStream.answer, itertools.count(1)
 
     def lost(self, *args):
         found = answer(self, *args)
@@ -104,7 +102,7 @@ def test_calls_whose_answers_are_lost_are_made_again_once(every, monkeypatch):
 
     with trainer_of(linear(), sync=False) as (executor, program, (loss,)):
         communicator = started(program)
-        monkeypatch.setattr(SharedBuffer, "answer", lost)
+        monkeypatch.setattr(CallStream, "answer", lost)
         for step in range(STEPS):
             executor.run(program, feed=feed_of(step), fetch_list=[loss])
         communicator.stop()

@@ -189,7 +189,7 @@ def test_without_a_port_there_are_no_streams(port, monkeypatch):
 
 def ready(job, **more):
     """A client that has a stream."""
-    client = job.client(share_memory=False, **more)
+    client = job.client(**more)
     client.create([TABLE])
     client.pull({"t": IDS})
     until(lambda: client._connections[0]._streams._free)
@@ -268,7 +268,7 @@ def test_a_client_that_closes_waits_for_nobody(job):
 def test_behind_a_relay_there_are_no_streams(job):
     job.start()
     with Network() as network:
-        client = job.client([network.relay(job.endpoints[0]).endpoint], share_memory=False)
+        client = job.client([network.relay(job.endpoints[0]).endpoint])
         client.create([TABLE])
         client.pull({"t": IDS})
         streams = client._connections[0]._streams
