@@ -32,8 +32,7 @@ from jfluid.ps_server.ledger import Call
 from jfluid.ps_server.metrics import Metrics
 from jfluid.ps_server.round_snapshots import RoundSnapshots
 from jfluid.ps_server.save_root import folder_below
-from jfluid.ps_server.served_channels import answering
-from jfluid.ps_server.socket_channels import ServedStreams
+from jfluid.ps_server.served_streams import ServedStreams, answering
 from jfluid.ps_server.store import BlockUpdate, Change, RowsUpdate, Store, StoreView, Wanted
 from jfluid.ps_server.sync_rounds import TrainerGroup
 from jfluid.record.profiles import CALLS

@@ -29,7 +29,8 @@ from jfluid.launch.failure import Failure
 from jfluid.launch.nodes import Node
 from jfluid.launch.rendezvous import Follower, Head
 from jfluid.ps_server import auth, socket_channels
-from jfluid.ps_server.socket_channels import CallStream, ServedStreams
+from jfluid.ps_server.served_streams import ServedStreams
+from jfluid.ps_server.socket_channels import CallStream
 from jfluid.security import sockets
 from jfluid.security.secret import key_for
 from tests.fuzz.harness import fuzzed
@@ -315,7 +316,7 @@ def head(peer, kind, code, body):
     code = 3 if kind == "method 3" else code
     size = LONGEST + 1 if kind == "too large" else len(body)
     data = bytearray(
-        socket_channels._Stream._head(side, b"S" if kind == "answer" else b"C", number % (1 << 64), code, size)
+        socket_channels.Stream._head(side, b"S" if kind == "answer" else b"C", number % (1 << 64), code, size)
     )
     if kind == "altered":
         data[0] ^= 1
@@ -332,7 +333,7 @@ def head(peer, kind, code, body):
 )
 def test_streams_answer_calls_and_nothing_else(greeting, calls, piece, end):
     with bounded(), served() as (streams, asked):
-        peer = Peer(streams.port, socket_channels._PURPOSE, piece)
+        peer = Peer(streams.port, socket_channels.PURPOSE, piece)
         expected = []
         if peer.greet(greeting):
             for kind, code, body in calls:
@@ -345,7 +346,7 @@ def test_streams_answer_calls_and_nothing_else(greeting, calls, piece, end):
         count = len(asked)
         assert asked == expected[:count]
         own = CallStream(
-            sockets.connect(("127.0.0.1", streams.port), SECRET, socket_channels._PURPOSE, LONGEST, LIMIT),
+            sockets.connect(("127.0.0.1", streams.port), SECRET, socket_channels.PURPOSE, LONGEST, LIMIT),
             LONGEST,
         )
         own.post("Pull", [b"honest"])
