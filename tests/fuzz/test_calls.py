@@ -266,7 +266,7 @@ REQUESTS = {
     "Save": st.builds(pb.SaveRequest, folder=FOLDERS, snapshot=SNAPSHOTS, tables=st.lists(NAMES, max_size=2)),
     "Restore": st.builds(pb.RestoreRequest, folder=FOLDERS, snapshot=SNAPSHOTS, tables=st.lists(NAMES, max_size=2)),
     "Status": st.builds(pb.StatusRequest, trainer=UINT32),
-    "Leave": st.builds(pb.LeaveRequest, caller=callers(), client=UINT64, knows=st.booleans()),
+    "Leave": st.builds(pb.LeaveRequest, caller=callers(), knows=st.booleans()),
     "Recovery": st.builds(pb.RecoveryRequest),
     "PlanSnapshot": st.builds(pb.PlanSnapshotRequest, round=UINT64),
     "RetainSnapshots": st.builds(pb.RetainSnapshotsRequest, rounds=st.lists(UINT64, max_size=3)),

@@ -11,7 +11,7 @@ from typing import Any, Protocol
 import jax
 import numpy as np
 
-from jfluid import collective_watch, errors, processes
+from jfluid import errors, processes
 from jfluid.compile import trace
 from jfluid.compile.dynamic_shapes.stream import FeedShares
 from jfluid.compile.lower import NOTHING, Known
@@ -30,6 +30,7 @@ from jfluid.ir.operator import OpRole
 from jfluid.lod_tensor import LoDTensor, whole
 from jfluid.ops.collective import AXIS
 from jfluid.ops.ragged import Ragged
+from jfluid.processes import collective_watch
 
 Env = dict[str, Any]
 # A segment's pure function `(donated, kept, key) -> (gives, flags)`.
