@@ -11,7 +11,6 @@ import jax
 import numpy as np
 from jax import Array
 
-from jfluid.compile.rewrites.concat_of_slices import ConcatOfSlices
 from jfluid.compile.rewrites.image_convolution import Convolutions
 from jfluid.compile.rewrites.image_layout import ImageLayout
 from jfluid.compile.rewrites.matmul_dispatch import MatmulDispatch
@@ -25,7 +24,6 @@ REWRITES: tuple[type[Rewrite], ...] = (
     MatmulEpilogues,
     Convolutions,
     MatmulDispatch,
-    ConcatOfSlices,
     ImageLayout,
 )
 

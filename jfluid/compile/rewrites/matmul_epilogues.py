@@ -14,7 +14,7 @@ import jax
 import numpy as np
 from jax import Array, lax
 
-from jfluid.compile.rewrites import concat_of_slices, matmul_dispatch
+from jfluid.compile.rewrites import matmul_dispatch
 from jfluid.compile.rewrites.primitives import AWAITED
 from jfluid.compile.rewrites.rewrite import Rewrite
 from jfluid.compile.rewrites.traced_value import TURNED, Broadcast, TracedValue
@@ -287,7 +287,7 @@ def _slope(equation: Any, origin: Product, out: TracedValue, activation: str) ->
     aval = equation.outvars[0].aval
     if np.shape(out.given()) != aval.shape:
         return None
-    array = direct_product.sloped(origin.x, origin.y, concat_of_slices.matrix_of(out.given()), activation, origin.over)
+    array = direct_product.sloped(origin.x, origin.y, out.given(), activation, origin.over)
     return _finished(origin, array, aval.shape)
 
 
