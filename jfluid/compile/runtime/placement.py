@@ -331,14 +331,7 @@ class OneDevice(Placement):
 
     def lower_computed(self, at: int, env: Env, compute: Computed, key: Any, true: Any) -> None:
         segment = self.plan.segments[at]
-        trace.laid_out(
-            lambda values: compute(values, key, true),
-            segment.ops,
-            env,
-            not self.on_gpus,
-            self.held,
-            segment.gives,
-        )
+        trace.laid_out(lambda values: compute(values, key, true), segment.ops, env, not self.on_gpus, self.held)
 
     def compiled(self, at: int, function: Function) -> Function:
         return jax.jit(function, donate_argnums=(0,), compiler_options=self._options())
