@@ -398,7 +398,7 @@ def of_images():
     y = fluid.layers.pool2d(fluid.layers.batch_norm(y, act="relu"), 2, pool_stride=2)
     y = fluid.layers.conv2d(y, 20, 5, padding=2, act="relu")
     x = Numbers(0)(40, 3, 16, 16)
-    return fluid.layers.fc(y, 64, act="tanh"), {"x": x}, "jfluid_product_update"
+    return fluid.layers.fc(y, 64, act="tanh"), {"x": x}, product_kernels.NAME
 
 
 def of_slots():
