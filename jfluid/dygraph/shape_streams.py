@@ -96,7 +96,7 @@ class _Segment(ABC):
                 given.update(zip(live, evaluate(arrays, key, true)))
                 return given
 
-            found = trace.laid_out(compute, items, env, on_cpu, wanted=live)
+            found = trace.laid_out(compute, items, env, on_cpu)
             return tuple([found[name] for name in live]), ()
 
         entry, own = None, self.outline()

@@ -13,7 +13,6 @@ from jfluid.compile import scalars
 from jfluid.compile.dynamic_shapes.stream import ExactShapes, ShapeStream
 from jfluid.compile.lower import Known
 from jfluid.compile.plan import Plan, with_host_loop
-from jfluid.compile.rewrites import matmul_epilogues
 from jfluid.compile.runtime import memory, slots
 from jfluid.compile.runtime.executable_cache import Beside, Together
 from jfluid.compile.runtime.executables import Executables
@@ -177,8 +176,7 @@ class CompiledSegment:
         watch: list[Any] | None = [] if self._check else None
         if self._placement.on_gpus:
             scalars.read_together(env, self.donated)
-        with matmul_epilogues.overwriting(bool(self.donated)):
-            lower(env, watch)
+        lower(env, watch)
         self.is_large = self.is_large or memory.is_large(env.values())
         gives = []
         for name in self.gives:
