@@ -17,6 +17,9 @@ from jfluid.compile.runtime import jax_caches
 _RULES = (elementwise, shapes, sums, indexing)  # their import registers the rules
 # Seconds for which a first step is interpreted before its compilation begins, too. A shape that comes once costs none.
 _PATIENCE = 2.0
+# Bytes of intermediate results from which on a step waits for its compilation: XLA fuses operations, and a step of
+# ResNet-50 takes three times as much memory without.
+MOST_BYTES = 512 << 20
 THREAD = "jfluid-compile"
 _one_at_a_time = threading.Lock()
 
@@ -42,7 +45,8 @@ class Beside:
     def __init__(self, traced: Any, compile: Callable[[], Any], device: jax.Device):
         self._listing: Listing | None = None
         with contextlib.suppress(NoRule):
-            self._listing = Listing(traced.jaxpr)
+            listing = Listing(traced.jaxpr)
+            self._listing = listing if listing.most_bytes <= MOST_BYTES else None
         self._results = jax.tree.structure(traced.out_info)
         self._compile, self._device = compile, device
         self._thread: threading.Thread | None = None
