@@ -1,4 +1,4 @@
-"""Write tests/golden/rounding.json: Fluid's errors in float32 in the net of tests/parity/rounding.py.
+"""Write tests/golden/rounding.json: Fluid's errors in float32 in the nets of tests/parity/rounding.py.
 
 Run with the real Fluid's interpreter:  python tests/oracle/rounding.py
 """
@@ -14,5 +14,5 @@ sys.path.insert(0, os.path.join(here, "..", ".."))
 from tests.parity import rounding  # noqa: E402
 
 with open(os.path.join(here, "..", "golden", "rounding.json"), "w") as f:
-    json.dump(rounding.errors(fluid), f, sort_keys=True, indent=1)
+    json.dump({net: rounding.errors(fluid, net) for net in rounding.NETS}, f, sort_keys=True, indent=1)
     f.write("\n")
