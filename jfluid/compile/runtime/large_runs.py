@@ -14,7 +14,7 @@ import jax
 from jfluid.host import heap
 
 LARGE = 64 << 20
-_YIELDS = 64  # a thread of XLA frees the memory shortly after the results are there
+_YIELDS = 4  # a thread of XLA frees the memory shortly after the results are there
 
 
 class LargeRun:
