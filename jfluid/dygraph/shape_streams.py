@@ -74,6 +74,10 @@ class _Segment(ABC):
         }
         return trace.jaxpr_of(self.results, given, key)
 
+    def recorded_arguments(self, donated: tuple[Any, ...], kept: tuple[Any, ...]) -> dict[str, Any]:
+        """Return the arguments by name; see `stream.Segment.recorded_arguments`."""
+        return dict(zip(self.kept, kept))
+
     def padded(
         self,
         evaluate: Callable[[Mapping[str, Any], Any, Any], list[Any]],

@@ -182,7 +182,7 @@ class _Alone:
 
 def is_key(aval: Any) -> bool:
     """Return True if a value is an array of random keys, which has a further dimension for the numbers of a key."""
-    return jax.numpy.issubdtype(aval.dtype, jax.dtypes.prng_key)
+    return not isinstance(aval.dtype, np.dtype) and jax.numpy.issubdtype(aval.dtype, jax.dtypes.prng_key)
 
 
 def host_value(value: Any) -> Any:

@@ -117,11 +117,18 @@ class CompiledSegment:
         assert self._padder is not None  # a stream asks
         return self._padder.recorded(
             self.at,
-            dict(zip(self.donated, donated)) | {n: v for n, v in zip(self.kept, kept) if v is not None},
+            self._by_name(donated, kept),
             {self.kept[i]: shape for i, shape in shapes.items()},
             key,
             self.gives,
         )
+
+    def _by_name(self, donated: tuple[Any, ...], kept: tuple[Any, ...]) -> dict[str, Any]:
+        return dict(zip(self.donated, donated)) | {n: v for n, v in zip(self.kept, kept) if v is not None}
+
+    def recorded_arguments(self, donated: tuple[Any, ...], kept: tuple[Any, ...]) -> dict[str, Any] | None:
+        """See `dynamic_shapes.stream.Segment.recorded_arguments`."""
+        return None if self._placement.held else self._by_name(donated, kept)
 
     def padded(
         self,
