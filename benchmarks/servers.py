@@ -373,7 +373,10 @@ def spread(ours, theirs):
 
 
 def train_all(local, strategy, trainers, servers, options):
-    """What each round found, by job: "local", which runs already, "tcp" and "fluid". One strategy at a time: all together would need the memory of fifty processes."""
+    """Return the figures of each round by job: "local", which runs already, "tcp" and "fluid".
+
+    Strategies run one at a time: together they would need the memory of fifty processes.
+    """
     jobs = {"local": local, "tcp": Job("jfluid", strategy, trainers, servers)}
     if options.fluid:
         jobs["fluid"] = Job("paddle.fluid", strategy, trainers, servers, options.fluid, options.fluid_limit)

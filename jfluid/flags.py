@@ -97,7 +97,8 @@ EFFECTIVE = {
         "first "
         "loss comes at once, and losses may differ in their last digits from run to run. False: each step waits for "
         "its compilation. Steps always wait with FLAGS_cudnn_deterministic, in jobs of several processes, in jobs with "
-        "servers, in replicas, in startup programs, and with arguments above 256 MiB",
+        "servers, in replicas, in startup programs, with arguments above 256 MiB, and with intermediate results above "
+        "512 MiB",
     ),
     "FLAGS_record_dir": Flag(
         "",

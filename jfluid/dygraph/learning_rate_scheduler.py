@@ -57,17 +57,27 @@ class LearningRateDecay:
 
     def __call__(self) -> Variable:
         """Return the rate of this step as a variable [1], and go on to the next."""
-        rate = self.create_lr_var(self.step())
+        rate = self.step()
+        if not isinstance(rate, Variable):
+            rate = self.create_lr_var(rate)
         self.step_num += self.step_size
         return rate
 
-    def step(self) -> float:
-        """Return the rate of this step."""
+    def step(self) -> float | Variable:
+        """Return the rate of this step as a number or as a variable [1]."""
         raise NotImplementedError(f"{type(self).__name__} defines no step")
 
     def create_lr_var(self, lr: float) -> Variable:
         """Return a variable [1] that holds a rate."""
         return real_variable(np.full([1], float(lr), np_dtype(self.dtype)))
+
+    def _rounded(self, value: Any) -> Any:
+        """Round a number to the element type of the rate: Fluid's operators round each intermediate result."""
+        return np_dtype(self.dtype).type(value)
+
+    def _scaled(self, factor: float, value: Any, added: float = 0.0) -> Any:
+        """Return `factor * value + added` as Fluid's operator `scale` rounds the result."""
+        return self._rounded(self._rounded(factor) * self._rounded(value) + self._rounded(added))
 
     def state_dict(self) -> dict[str, Any]:
         """Return the state for `set_dict`."""
@@ -141,33 +151,36 @@ class _Decay(LearningRateDecay):
         self.learning_rate = _number(self, "learning_rate", learning_rate)
         self.decay_steps, self.decay_rate, self.staircase = decay_steps, decay_rate, staircase
 
-    def _periods(self) -> float:
-        periods = self.step_num / self.decay_steps
-        return math.floor(periods) if self.staircase else periods
+    def _periods(self) -> Any:
+        periods = self._rounded(self.step_num / self.decay_steps)
+        return np.floor(periods) if self.staircase else periods
 
 
 class NaturalExpDecay(_Decay):
     """Decays by learning_rate * exp(-decay_rate * step / decay_steps)."""
 
-    def step(self) -> float:
-        """Return the rate of this step."""
-        return self.learning_rate * math.exp(-self.decay_rate * self._periods())
+    def step(self) -> Variable:
+        """Return the rate of this step as a variable [1]."""
+        fallen = self._rounded(math.exp(self._scaled(-self.decay_rate, self._periods())))
+        return self.create_lr_var(self._scaled(self.learning_rate, fallen))
 
 
 class ExponentialDecay(_Decay):
     """Decays by learning_rate * decay_rate ** (step / decay_steps)."""
 
-    def step(self) -> float:
-        """Return the rate of this step."""
-        return float(self.learning_rate * self.decay_rate ** self._periods())
+    def step(self) -> Variable:
+        """Return the rate of this step as a variable [1]."""
+        fallen = math.pow(self._rounded(self.decay_rate), self._periods())
+        return self.create_lr_var(self._scaled(self.learning_rate, fallen))
 
 
 class InverseTimeDecay(_Decay):
     """Decays by learning_rate / (1 + decay_rate * step / decay_steps)."""
 
-    def step(self) -> float:
-        """Return the rate of this step."""
-        return self.learning_rate / (1 + self.decay_rate * self._periods())
+    def step(self) -> Variable:
+        """Return the rate of this step as a variable [1]."""
+        divisor = self._scaled(1, self._scaled(self.decay_rate, self._periods()), 1)
+        return self.create_lr_var(self._rounded(self.learning_rate) / divisor)
 
 
 class PolynomialDecay(LearningRateDecay):
@@ -194,14 +207,16 @@ class PolynomialDecay(LearningRateDecay):
         self.decay_steps, self.end_learning_rate = decay_steps, end_learning_rate
         self.power, self.cycle = power, cycle
 
-    def step(self) -> float:
-        """Return the rate of this step."""
-        step, span = float(self.step_num), float(self.decay_steps)
+    def step(self) -> Variable:
+        """Return the rate of this step as a variable [1]."""
         if self.cycle:
-            span *= max(math.ceil(step / span), 1)
-        step = min(step, span)
-        fallen = (self.learning_rate - self.end_learning_rate) * (1 - step / span) ** self.power
-        return float(fallen + self.end_learning_rate)
+            rounds = max(np.ceil(self._rounded(self.step_num / self.decay_steps)), 1)
+            passed = self._rounded(self.step_num) / self._scaled(self.decay_steps, rounds)
+        else:
+            passed = self._scaled(1 / self.decay_steps, min(self.step_num, self.decay_steps))
+        left = math.pow(self._scaled(-1, passed, 1), self._rounded(self.power))
+        fallen = self._scaled(self.learning_rate - self.end_learning_rate, left)
+        return self.create_lr_var(self._scaled(1, fallen, self.end_learning_rate))
 
 
 class CosineDecay(LearningRateDecay):
@@ -220,10 +235,12 @@ class CosineDecay(LearningRateDecay):
         self.learning_rate = _number(self, "learning_rate", learning_rate)
         self.step_each_epoch, self.epochs = step_each_epoch, epochs
 
-    def step(self) -> float:
-        """Return the rate of this step."""
-        epoch = self.step_num // self.step_each_epoch
-        return self.learning_rate * 0.5 * (math.cos(epoch * math.pi / self.epochs) + 1)
+    def step(self) -> Variable:
+        """Return the rate of this step as a variable [1]."""
+        epoch = np.floor(self._rounded(self.step_num / self.step_each_epoch))
+        angle = self._scaled(1 / self.epochs, self._scaled(math.pi, epoch))
+        raised = self._scaled(1, math.cos(angle), 1)
+        return self.create_lr_var(self._scaled(self.learning_rate * 0.5, raised))
 
 
 class NoamDecay(LearningRateDecay):
@@ -249,11 +266,11 @@ class NoamDecay(LearningRateDecay):
         self.learning_rate = _number(self, "learning_rate", learning_rate)
         self.d_model, self.warmup_steps = d_model, warmup_steps
 
-    def step(self) -> float:
-        """Return the rate of this step."""
+    def step(self) -> Variable:
+        """Return the rate of this step as a variable [1]."""
         falling = float(self.step_num) ** -0.5 if self.step_num else math.inf
         rising = self.step_num * float(self.warmup_steps) ** -1.5
-        return float(self.learning_rate * float(self.d_model) ** -0.5 * min(falling, rising))
+        return self.create_lr_var(self._scaled(self.learning_rate * float(self.d_model) ** -0.5, min(falling, rising)))
 
 
 class LinearLrWarmup(LearningRateDecay):
@@ -293,14 +310,15 @@ class LinearLrWarmup(LearningRateDecay):
         self.learning_rate, self.warmup_steps = learning_rate, warmup_steps
         self.lr_ratio_before_warmup = (float(end_lr) - float(start_lr)) / float(warmup_steps)
 
-    def step(self) -> float:
-        """Return the rate of this step; a schedule that follows goes on to its next."""
-        after: Any = self.learning_rate
-        if isinstance(after, LearningRateDecay):
-            after = after()
+    def step(self) -> float | Variable:
+        """Return the rate of this step; a schedule that follows goes on to its next.
+
+        The rate is a variable [1] once the warm-up has ended and a schedule follows.
+        """
+        after = self.learning_rate() if isinstance(self.learning_rate, LearningRateDecay) else self.learning_rate
         if self.step_num < self.warmup_steps:
             return self.lr_ratio_before_warmup * self.step_num
-        return float(after)
+        return after
 
 
 class ReduceLROnPlateau(LearningRateDecay):
@@ -384,7 +402,7 @@ class ReduceLROnPlateau(LearningRateDecay):
         if self.num_bad_epochs <= self.patience:
             return
         self.cooldown_counter, self.num_bad_epochs = self.cooldown, 0
-        reduced = max(self.learning_rate * self.decay_rate, float(self.min_lr))
+        reduced = float(max(self._scaled(self.decay_rate, self.learning_rate), self._rounded(self.min_lr)))
         if self.learning_rate - reduced > self.eps:
             if self.verbose:
                 print(f"Epoch {self.epoch_num}: reducing learning rate from {self.learning_rate} to {reduced}.")
@@ -431,6 +449,10 @@ class _LearningRateEpochDecay(LearningRateDecay):
         """Return the rate of the epoch `epoch_num`."""
         raise NotImplementedError(f"{type(self).__name__} defines no get_lr")
 
+    def _reduced(self, factor: float, times: int) -> float:
+        """Return the first rate times a power of a factor."""
+        return float(self._scaled(self.base_lr, math.pow(self._rounded(factor), times)))
+
 
 class StepDecay(_LearningRateEpochDecay):
     """Multiplies the rate by `decay_rate` every `step_size` epochs.
@@ -449,7 +471,7 @@ class StepDecay(_LearningRateEpochDecay):
 
     def get_lr(self) -> float:
         """Return the rate of the epoch `epoch_num`."""
-        return float(self.base_lr * self.decay_rate ** (self.epoch_num // self._epochs))
+        return self._reduced(self.decay_rate, self.epoch_num // self._epochs)
 
 
 class MultiStepDecay(_LearningRateEpochDecay):
@@ -471,7 +493,7 @@ class MultiStepDecay(_LearningRateEpochDecay):
     def get_lr(self) -> float:
         """Return the rate of the epoch `epoch_num`."""
         passed = sum(milestone <= self.epoch_num for milestone in self.milestones)
-        return float(self.base_lr * self.decay_rate**passed)
+        return self._reduced(self.decay_rate, passed)
 
 
 class LambdaDecay(_LearningRateEpochDecay):

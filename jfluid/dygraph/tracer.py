@@ -2,6 +2,7 @@
 
 import contextlib
 import secrets
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 from weakref import ref
@@ -20,6 +21,7 @@ from jfluid.dygraph.lazy_values import LazyValue, constant
 from jfluid.dygraph.tape import Edge, GradNode
 from jfluid.dygraph.trace_trie import TraceNode, flat
 from jfluid.dygraph.varbase import VarBase
+from jfluid.ir import streams
 from jfluid.ir.operator import Operator
 from jfluid.ir.program import default_main_program
 from jfluid.ops import gradients, registry
@@ -50,7 +52,7 @@ class Tracer:
         self.records = True
         self.seed = 0
         self._entropy = secrets.randbits(63)
-        self._drawn = 0
+        self._drawn = Counter[str]()  # random operators that were called, by type
         record.current()  # so that the first step counts
 
     @contextlib.contextmanager
@@ -64,7 +66,8 @@ class Tracer:
 
     def reseed(self, seed: int) -> None:
         """Restart the random numbers from a seed; 0 draws a seed."""
-        self.seed, self._drawn = seed, 0
+        self.seed = seed
+        self._drawn.clear()
 
     def train_mode(self) -> None:
         """Record gradients again, as `Layer.train` does."""
@@ -172,7 +175,7 @@ class Tracer:
             trace_node = self._trace_node(call, kind, values, edges if records else None)
         draws = trace_node.call.draws_numbers
         if draws and draw is None:
-            draw = self._draw()
+            draw = self._draw(trace_node.call)
         results = graph.advance(trace_node, draw if draws else None)
         node = None
         if trace_node.flows:
@@ -183,9 +186,12 @@ class Tracer:
                 variable.assign(result, node, at)
         return made
 
-    def _draw(self) -> tuple[int, int]:
-        self._drawn += 1
-        return self.seed or self._entropy, self._drawn - 1
+    def _draw(self, call: Call) -> tuple[int, int]:
+        """Return the seed and the stream of a random operator: of a program's first run with that seed."""
+        kind = call.definition.type
+        number = self._drawn[kind]
+        self._drawn[kind] += 1
+        return self.seed or self._entropy, streams.uid_at(kind, number)
 
     def _trace_node(
         self, call: Call, kind: Any, values: Sequence[LazyValue | None], edges: Sequence[Any] | None
@@ -245,7 +251,7 @@ class Tracer:
     ) -> None:
         """Give variables the outputs of an operator that has run."""
         if call.draws_numbers and draw is None:
-            draw = self._draw()
+            draw = self._draw(call)
         results, slots = flat(call, outputs)
         trace_node = TraceNode(record=Record(call, (), [], -1), slots=slots)
         node = None

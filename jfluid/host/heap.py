@@ -20,6 +20,7 @@ _STEP_BYTES = 1 << 30
 # Of the heap, so much is to be of huge pages: less than what makes the allocator give free memory back.
 _HEAP_BYTES = 3 << 28
 _HUGE_PAGE = 2 << 20
+_APART_BYTES, _FENCE_BYTES = 64 << 20, 1 << 12
 _HUGE_PAGES = 14  # MADV_HUGEPAGE of <sys/mman.h>
 # With one of these a user has chosen, and the choice stays.
 _VARIABLES = (
@@ -69,6 +70,27 @@ def give_back() -> None:
         ctypes.CDLL("libc.so.6").malloc_trim(0)
     if not any(environment.text(name) for name in _VARIABLES):
         _want_huge_pages()  # the heap grows anew
+
+
+def set_apart() -> None:
+    """Have a free block of 64 MB, which no step uses, serve what comes between steps.
+
+    Else an array of a feed would take the first bytes of the block that the intermediate results of a step leave free,
+    and the next step would take a second block. Only addresses are reserved, no memory.
+    """
+    if any(environment.text(name) for name in _VARIABLES) or not sys.platform.startswith("linux"):
+        return
+    if _addresses_are_limited():
+        return
+    with contextlib.suppress(OSError, AttributeError):  # another C library
+        library = ctypes.CDLL("libc.so.6")
+        library.malloc.restype, library.malloc.argtypes = ctypes.c_void_p, [ctypes.c_size_t]
+        library.realloc.restype, library.realloc.argtypes = ctypes.c_void_p, [ctypes.c_void_p, ctypes.c_size_t]
+        library.free.restype, library.free.argtypes = None, [ctypes.c_void_p]
+        # Both at the end of the heap: blocks that shrink stay where they are.
+        apart = library.realloc(library.malloc(_HEAP_BYTES), _APART_BYTES)
+        library.realloc(library.malloc(_HEAP_BYTES - _APART_BYTES), _FENCE_BYTES)  # kept: the block joins no other
+        library.free(apart)
 
 
 def _want_huge_pages() -> None:

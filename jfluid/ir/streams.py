@@ -55,7 +55,7 @@ class Streams:
         """
         output = original_name(output)
         number = self._numbers.get((op_type, output))
-        return zlib.crc32((output if number is None else f"{op_type} {number}").encode())
+        return _hashed(output) if number is None else uid_at(op_type, number)
 
     def copy(self) -> "Streams":
         """Return numbers that continue independently."""
@@ -73,6 +73,15 @@ class Streams:
             if number != plain._numbers[op.type, name]:
                 found.append((op.type, name, number))
         return found
+
+
+def uid_at(op_type: str, number: str | int) -> int:
+    """Return 32 bits that identify the stream of the operator with this number among operators of its type."""
+    return _hashed(f"{op_type} {number}")
+
+
+def _hashed(text: str) -> int:
+    return zlib.crc32(text.encode())
 
 
 def _as_made(ops: Iterable[_Op]) -> list[_Op]:

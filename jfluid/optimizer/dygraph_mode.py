@@ -101,7 +101,8 @@ class DygraphMode:
         if used is not None:
             return used.numpy().reshape(())[()]  # type: ignore[no-any-return]
         rate = self._learning_rate
-        return float(rate.step()) if is_schedule(rate) else float(rate)
+        found = rate.step() if is_schedule(rate) else rate
+        return found.numpy().reshape(())[()] if isinstance(found, Variable) else float(found)
 
     def _global_learning_rate(self) -> Variable | None:
         raise NotImplementedError

@@ -55,6 +55,14 @@ def test_two_devices_equal_one(optimizer, sync, ragged, distributed):
     assert_same(trained(build, 2, feeds, sync), alone)
 
 
+def test_async_mode_trains_on_servers_as_one_device():
+    build = functools.partial(click_model, MOMENTUM, True)
+    feeds = [clicks(step) for step in range(5)]
+    alone = trained(build, None, feeds, sync=False)
+    assert alone[0][-1] != pytest.approx(alone[0][0], rel=1e-3)
+    assert_same(trained(build, 2, feeds, sync=False, async_mode=True), alone)
+
+
 def test_one_device_does_what_the_program_does():
     build = functools.partial(click_model, ADAM, True)
     feeds = [clicks(step) for step in range(3)]

@@ -101,7 +101,7 @@ def trained(steps, dropout=0.0, reads_at_once=True):
 
 def test_a_loop_is_one_compiled_step():
     losses, compiled = trained(6)
-    assert losses[-1] < 0.7 * losses[0]
+    assert losses[-1] < 0.85 * losses[0]
     assert compiled <= 2  # first values, the step
     again, compiled = trained(6)
     assert again == losses and compiled == 0

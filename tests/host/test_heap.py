@@ -137,3 +137,30 @@ def test_a_trainer_has_its_steps_heap_before_its_client_starts_threads(monkeypat
     monkeypatch.setattr(client, "Client", lambda *_, **__: order.append("client"))
     TrainerConnection(["127.0.0.1:1"], 0)
     assert order == ["heap", "client"]
+
+
+APART = """
+import ctypes
+from jfluid.host import heap
+
+library = ctypes.CDLL("libc.so.6")
+library.malloc.restype, library.malloc.argtypes = ctypes.c_void_p, [ctypes.c_size_t]
+library.free.argtypes = [ctypes.c_void_p]
+heap.keep_for_steps()
+if {apart}:
+    heap.set_apart()
+block = library.malloc(300 << 20)
+library.malloc(64)  # between the block and the end of the heap
+library.free(block)
+small = library.malloc(5 << 20)
+print(block <= small < block + (300 << 20))
+"""
+
+
+@pytest.mark.process
+@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="it is glibc's heap")
+@pytest.mark.parametrize("apart", [False, True])
+def test_what_comes_between_steps_leaves_their_block_whole(apart):
+    script = APART.format(apart=apart)
+    found = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    assert found.stdout == f"{not apart}\n"

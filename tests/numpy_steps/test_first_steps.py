@@ -14,6 +14,7 @@ import pytest
 import jfluid as fluid
 from jfluid import layers
 from jfluid.compile.numpy_steps import beside
+from jfluid.compile.numpy_steps.interpreter import Listing
 from jfluid.compile.runtime import library_fusions
 from jfluid.compile.runtime.executables import Executables
 
@@ -244,3 +245,25 @@ def test_first_steps_are_interpreted_by_default():
     environment = {n: v for n, v in os.environ.items() if n != "FLAGS_interpret_first_steps"}
     found = subprocess.run([sys.executable, "-c", script], env=environment, capture_output=True, text=True, check=True)
     assert found.stdout.strip() == "True"
+
+
+def test_a_step_with_large_intermediate_results_waits_for_its_compilation(interprets, held, monkeypatch):
+    monkeypatch.setattr(beside, "MOST_BYTES", 6 * 4 * 8 * 8 * 4 - 1)  # one feature map
+    main, startup = fluid.Program(), fluid.Program()
+    with fluid.program_guard(main, startup):
+        loss = classifier()
+    exe = fluid.Executor(fluid.CPUPlace())
+    exe.run(startup)
+    for feed in batches(3):
+        exe.run(main, feed=feed, fetch_list=[loss])
+    assert not compiling()
+
+
+def test_most_bytes_of_a_listing():
+    def function(x):  # y, then y and z, then z and the sum
+        y = jax.numpy.sin(x)
+        z = jax.numpy.cos(y)
+        return z.reshape(2, 50) + 1
+
+    x = np.ones(100, "float32")
+    assert Listing(jax.make_jaxpr(function)(x)).most_bytes == 2 * 400

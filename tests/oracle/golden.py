@@ -79,7 +79,9 @@ writes("deformable")(lambda: parity("deformable").train(fluid))
 writes("faster_rcnn")(lambda: parity("faster_rcnn").train(fluid))
 writes("ssd")(lambda: parity("ssd").train_and_detect(fluid))
 writes("retrieval", False)(lambda: parity("retrieval").run(fluid))
-writes("rounding", False, indent=1)(lambda: parity("rounding").errors(fluid))
+writes("rounding", False, indent=1)(
+    lambda: {net: parity("rounding").errors(fluid, net) for net in parity("rounding").NETS}
+)
 for file in ("feeding", "lod_tensor"):
     writes(file)(lambda file=file: {case: parity(file).run(fluid, case) for case in parity(file).CASES})
 

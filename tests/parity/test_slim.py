@@ -157,3 +157,12 @@ def test_shapes_of_parameters_that_the_scope_lacks():
     fluid.layers.fc(fluid.data("x", [None, 4]), 2, param_attr="w")
     with pytest.raises(errors.UninitializedError, match="the scope has no w"):
         GraphWrapper(fluid.default_main_program()).update_param_shape(fluid.Scope())
+
+
+def test_paddleslim_joins_the_lists_of_operators():
+    """PaddleSlim 1.1 does so where it is imported."""
+    joined = passes.QuantizationTransformPass._supported_quantizable_op_type + (
+        passes.AddQuantDequantPass._supported_quantizable_op_type
+    )
+    assert joined[:5] == ["conv2d", "depthwise_conv2d", "mul", "matmul", "pool2d"]
+    assert set(passes.AddQuantDequantPass._activation_type) <= set(joined)

@@ -20,6 +20,9 @@ _FIRST_CALL = 2.0
 # Interpreted seconds, for each second of tracing, from which on a compilation pays: it takes about five. An operator by
 # itself is traced in a millisecond, and compiled in twenty or more: of `_LEAST` seconds on.
 _PAYS, _LEAST = 1.0, 0.05
+# Bytes of intermediate results from which on a step waits for its compilation: XLA fuses operations, and a step of
+# ResNet-50 takes three times as much memory without.
+MOST_BYTES = 512 << 20
 THREAD = "jfluid-compile"
 _one_at_a_time = threading.Lock()
 
@@ -75,7 +78,8 @@ class Beside:
         """Return the results of a step; None once the function is compiled, or if it must be."""
         if self._jaxpr is not None:
             with contextlib.suppress(NoRule):
-                self._listing = Listing(self._jaxpr)
+                listing = Listing(self._jaxpr)
+                self._listing = listing if listing.most_bytes <= MOST_BYTES else None
             self._jaxpr = None
         if self.done or self._listing is None:
             return None

@@ -13,11 +13,13 @@ from jax.extend import core
 
 from jfluid.compile.rewrites.primitives import CALLS
 from jfluid.compile.runtime.lru_cache import LruCache
+from jfluid.compile.runtime.memory import size_of
 
 # `(parameters of the operation, its operands) -> its result`, or a list of results.
 Rule = Callable[..., Any]
 RULES: dict[str, Rule] = {}
 _MOST_COMPILED = 256
+_VIEWS = frozenset("broadcast_in_dim reshape rev slice squeeze transpose".split())  # results share operands' memory
 # Primitives that take or give random keys.
 _OF_KEYS = frozenset(
     "random_wrap random_unwrap random_clone random_seed random_fold_in random_split random_bits slice squeeze".split()
@@ -53,7 +55,11 @@ class _Operation(NamedTuple):
 
 
 class Listing:
-    """Jaxpr prepared for many runs."""
+    """Jaxpr prepared for many runs.
+
+    Attributes:
+        most_bytes: the most bytes of intermediate results that a run holds at a time.
+    """
 
     def __init__(self, closed: Any):
         jaxpr = closed.jaxpr
@@ -87,6 +93,22 @@ class Listing:
         ]
         self._outputs = [place(var) for var in jaxpr.outvars]
         self._note_last_reads(set(self._inputs))
+        self.most_bytes = self._count_bytes(jaxpr.eqns)
+
+    def _count_bytes(self, equations: Sequence[Any]) -> int:
+        held: dict[int, int] = {}  # bytes of the results that later equations read, by place
+        most = now = 0
+        for equation, operation in zip(equations, self._operations):
+            if equation.primitive.name not in _VIEWS:
+                held.update(
+                    (at, size_of(var.aval))
+                    for at, var in zip(operation.results, equation.outvars)
+                    if not is_key(var.aval)
+                )
+                now += sum(held.get(at, 0) for at in operation.results)
+            most = max(most, now)
+            now -= sum(held.pop(at, 0) for at in operation.last)
+        return most
 
     def _note_last_reads(self, given: set[int]) -> None:
         made = {p for op in self._operations for p in op.results} | given

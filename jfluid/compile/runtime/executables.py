@@ -17,7 +17,8 @@ import numpy as np
 from jfluid import flags, record
 from jfluid.compile.numpy_steps.beside import Beside, interpreted
 from jfluid.compile.numpy_steps.interpreter import Listing
-from jfluid.compile.runtime import jax_caches, library_fusions
+from jfluid.compile.runtime import jax_caches, large_runs, library_fusions
+from jfluid.compile.runtime.large_runs import LargeRun
 from jfluid.compile.runtime.lru_cache import LruCache
 from jfluid.host import heap
 
@@ -73,9 +74,10 @@ class Executable:
     __slots__ = ("__weakref__", "bytes", "forms", "owner", "places", "run", "used")
 
     def __init__(self, run: Any, arguments: Arguments, owner: "ref[Executables]"):
-        self.run, self.owner, self.used = run, owner, False
+        self.owner, self.used = owner, False
         self.forms, self.places = _forms(arguments), _places(arguments)
         stats = run.memory_analysis()
+        self.run = LargeRun(run) if getattr(stats, "temp_size_in_bytes", 0) >= large_runs.LARGE else run
         described = len(getattr(stats, "serialized_buffer_assignment_proto", b""))
         code = int(getattr(stats, "generated_code_size_in_bytes", 0))
         self.bytes = _EACH + code + _FOR_PLACES * described
@@ -239,7 +241,7 @@ class Executables:
         self._arrange()
         KEPT.add(found)
         record.compiled(seconds, [_form(_at(arguments, place)) for place in self._differ])
-        results = run(*arguments)
+        results = found.run(*arguments)
         keep(results)
         jax_caches.look()
         return results

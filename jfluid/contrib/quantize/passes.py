@@ -4,7 +4,7 @@ Source: Krishnamoorthi, "Quantizing deep convolutional networks for efficient in
 """
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -91,6 +91,8 @@ class QuantizationTransformPass:
 
     Raises ValueError for another kind or operator, UnsupportedError for functions.
     """
+
+    _supported_quantizable_op_type: ClassVar[list[str]] = list(_PRODUCTS)  # PaddleSlim reads it
 
     def __init__(
         self,
@@ -205,13 +207,14 @@ class AddQuantDequantPass:
     Raises ValueError for another operator, and without a scope.
     """
 
-    _supported_quantizable_op_type = tuple(
+    # PaddleSlim reads both lists, and joins the first to that of QuantizationTransformPass
+    _supported_quantizable_op_type: ClassVar[list[str]] = (
         "pool2d elementwise_add concat softmax argmax transpose equal gather greater_equal greater_than "
         "less_equal less_than mean not_equal reshape reshape2 bilinear_interp nearest_interp "
         "trilinear_interp slice squeeze elementwise_sub mul matmul relu relu6 leaky_relu tanh "
         "swish".split()
     )
-    _activation_type = ("relu", "relu6", "leaky_relu", "tanh", "swish")  # PaddleSlim reads it
+    _activation_type: ClassVar[list[str]] = ["relu", "relu6", "leaky_relu", "tanh", "swish"]
 
     def __init__(
         self,
@@ -227,7 +230,7 @@ class AddQuantDequantPass:
         wrong = [t for t in quantizable_op_type if t not in known]
         if wrong and not is_full_quantized:
             raise ValueError(f"quantizable_op_type: expected some of {', '.join(known)}, found {wrong}")
-        self._types = known if is_full_quantized else tuple(quantizable_op_type)
+        self._types = tuple(known if is_full_quantized else quantizable_op_type)
         self._scope, self._place = _needed(scope, "AddQuantDequantPass"), place
         self._moving_rate, self._bits, self._skip_pattern = moving_rate, quant_bits, skip_pattern
 

@@ -15,6 +15,7 @@ from jfluid import errors
 from jfluid.lod_tensor import LoDTensor
 from jfluid.ops.detection.pixel_boxes import sampled
 from tests.op_case import check
+from tests.parity import proposal_levels
 from tests.parity.proposals import CASES, run
 
 GOLDEN = json.loads((Path(__file__).parent.parent.parent / "golden" / "proposals.json").read_text())
@@ -203,3 +204,12 @@ def test_boxes_of_integers_are_a_type_error():
     boxes = fluid.data("boxes", [-1, 4], "int32")
     with pytest.raises(TypeError, match="boxes .* of floats are needed, found .* of int32"):
         fluid.layers.distribute_fpn_proposals(boxes, 2, 5, 4, 224)
+
+
+def test_levels_differ_from_fluid_only_where_scores_are_equal():
+    golden = json.loads((Path(__file__).parents[2] / "golden" / "proposal_levels.json").read_text())
+    distinct = proposal_levels.proposals(fluid, padded=False)
+    np.testing.assert_array_equal([n for n, _ in distinct], [n for n, _ in golden["distinct"]])
+    np.testing.assert_allclose([s for _, s in distinct], [s for _, s in golden["distinct"]], rtol=1e-6)
+    padded = [n for n, _ in proposal_levels.proposals(fluid, padded=True)]
+    np.testing.assert_allclose(padded, [n for n, _ in golden["padded"]], rtol=0.05)
