@@ -73,7 +73,7 @@ def test_the_kept_page_shows_all_and_runs_nothing_of_others(page, job, tmp_path)
     page.click("#events details summary")
     assert page.text("#events details pre") == f"Traceback {TEXT}"
     assert page.run("return document.querySelectorAll('img[src=x]').length") == 0
-    labels = page.run("return [...document.querySelectorAll('canvas.curve')].map((c) => c.getAttribute('aria-label'))")
+    labels = page.run("return [...document.querySelectorAll('.curve')].map((c) => c.getAttribute('aria-label'))")
     assert any(label and label.startswith("loss, newest: trainer 0: 1") for label in labels)
     assert page.complaints() == []
     assert "script: train.py" in page.text("#job pre")
@@ -262,13 +262,13 @@ def test_the_page_by_keyboard_and_for_screen_readers(page, tmp_path):
     of_ranks(tmp_path, 2)
     with shown(page, tmp_path):
         page.run(
-            "const c = document.querySelector('canvas.curve'); c.focus();"
+            "const c = document.querySelector('.curve'); c.focus();"
             "c.dispatchEvent(new KeyboardEvent('keydown', {key: 'Home', bubbles: true}))"
         )
         assert page.text("#charts .read") == "1 at step 0"
         unnamed = page.run(
-            "return [...document.querySelectorAll('button, select, input, canvas, section, "
-            "[role=region]')].filter((e) => "
+            "return [...document.querySelectorAll('button, select, input, canvas, section, [role=img], "
+            "[role=region]')].filter((e) => !e.parentElement.closest('[role=img]') && "
             "!e.hidden && !e.closest('[hidden]') && !e.getAttribute('aria-label') && "
             "!e.getAttribute('aria-labelledby') && "
             "!e.closest('label') && !e.innerText).map((e) => e.outerHTML.slice(0, 80))"
