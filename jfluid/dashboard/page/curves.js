@@ -2,7 +2,7 @@
 import {STEP, byName, data, started, titled} from "./data.js";
 import {$, css, el} from "./dom.js";
 import {fmt, lasting, short} from "./numbers.js";
-import {makePlot, update} from "./plots.js";
+import {limited, makePlot, update} from "./plots.js";
 
 const charts = new Map();
 const MORE = 24;
@@ -131,7 +131,7 @@ function partsOf(points, log) {
     if (x < before) parts.push([[], []]);
     before = x;
     parts.at(-1)[0].push(x);
-    parts.at(-1)[1].push(drawable(v, log) ? v : null);
+    parts.at(-1)[1].push(drawable(v, log) ? limited(v) : null);
   }
   return parts;
 }

@@ -4,16 +4,15 @@ import {short, ticks} from "./numbers.js";
 
 const FONT = "11px system-ui, sans-serif";
 export const HEIGHT = 190;
-const limited = (v) => Math.min(Math.max(v, -Number.MAX_VALUE), Number.MAX_VALUE);
-// The range of a scale: `margin` of it above and below; a single value, and values too far apart, get a range too.
+const FARTHEST = 8e307;
+// The number as a chart draws it: the distance between two numbers must be finite.
+export const limited = (v) => Math.min(Math.max(v, -FARTHEST), FARTHEST);
+// The range of a scale: `margin` of it above and below; a single value gets a range too.
 const spread = (low, high, margin) => {
   if (!Number.isFinite(low)) return [0, 1];
-  if (low === high) {
-    const d = Math.abs(low) / 10 || 1;
-    return [low - d, high + d];
-  }
-  const size = high - low;
-  return size < Infinity ? [limited(low - size * margin), limited(high + size * margin)] : [-8e307, 8e307];
+  const size = low === high ? Math.abs(low) / 5 || 2 : high - low,
+    more = low === high ? size / 2 : size * margin;
+  return [low - more, high + more];
 };
 const axis = (labels, size, grid, splits) => ({
   font: FONT,
@@ -44,12 +43,12 @@ export function makePlot(node, {mode, series, data, labels, log, range, hooks, c
         x: {time: false, range: (_, low, high) => spread(low ?? NaN, high, 0)},
         y: {
           distr: log ? 3 : 1,
-          range: (_, low, high) => range || spread(up(low ?? NaN), up(high), 0.05).map((v) => limited(down(v))),
+          range: (_, low, high) => range || spread(up(low ?? NaN), up(high), 0.05).map((v) => Math.min(down(v), Number.MAX_VALUE)),
         },
       },
       axes: [
         axis(labels, 24, false, (low, high, plot) => ticks(low, high, Math.max(2, plot.width / 110))),
-        axis(short, 52, true, (low, high) => ticks(up(low), up(high), 4).map(down)),
+        axis(short, 58, true, (low, high) => ticks(up(low), up(high), 4).map(down)),
       ],
       series: [mode === 2 ? null : {}, ...series],
       hooks: {

@@ -120,7 +120,7 @@ function drawStack(row, used) {
     series: used.map((phase) => ({
       fill: () => css(PHASE_COLOURS[phase]),
       width: 0,
-      paths: uPlot.paths.stepped({align: 1, ascDesc: true}),
+      paths: uPlot.paths.stepped({align: 1}),
       points: {show: false},
     })).reverse(),
     data: [
