@@ -276,6 +276,39 @@ def test_the_page_by_keyboard_and_for_screen_readers(page, tmp_path):
         assert unnamed == []
 
 
+def test_a_chart_is_saved_as_png_and_takes_colours_and_width_of_the_page(page, tmp_path):
+    lines = [("scalars", t, {"step": t, "scalars": {f"value {n}": t for n in range(20)}}) for t in range(9)]
+    huge = [("scalars", t, {"step": t, "scalars": {"huge": [1.7e308, -1.7e308][t % 2]}}) for t in range(9)]
+    put(tmp_path / "trainer.0.jsonl", *lines, *huge)
+    size = "[...document.querySelectorAll('.curve canvas')].map((c) => c.clientWidth - c.closest('.curve').clientWidth)"
+    pixel = (
+        "[...document.querySelectorAll('.curve canvas')].map((c) => "
+        "[...c.getContext('2d').getImageData(1, 1, 1, 1).data].join())"
+    )
+    blue = (
+        "[...document.querySelector('.curve canvas').getContext('2d').getImageData(60, 0, 999, 160).data]"
+        ".filter((v, i) => i % 4 === 2 && v > 150).length"
+    )
+    with shown(page, tmp_path):
+        page.run("scrollTo(0, document.body.scrollHeight)")  # charts that were seen, and are not shown now
+        wait_until(lambda: page.run(f"return {pixel}.length") == 21)
+        page.size(390, 844)
+        page.click("#theme")
+        wait_until(lambda: page.run(f"return {{...{size}}}") == {str(n): 0 for n in range(21)})
+        assert set(page.run(f"return {pixel}")) == {"22,27,34,255"}
+        assert page.run(f"return {blue}") > 50  # a line of numbers whose distance is no number
+        page.run(
+            "const make = URL.createObjectURL; URL.createObjectURL = (blob) => make((window.blob = blob));"
+            "HTMLAnchorElement.prototype.click = function () { window.saved = this; };"
+            "document.querySelector('figcaption button').click()"
+        )
+        wait_until(lambda: page.run("return window.saved !== undefined"))
+        assert page.run("return saved.download") == "huge.png"
+        head = page.run("return blob.arrayBuffer().then((data) => [...new Uint8Array(data, 0, 8)])")
+        assert all("willReadFrequently" in line for line in page.complaints())  # of getImageData
+        assert bytes(head) == b"\x89PNG\r\n\x1a\n"
+
+
 def test_the_page_of_an_hour_loads_within_a_second_of_the_processor(page, tmp_path):
     """An hour of 2 ranks, each of which has filled its file."""
     put(tmp_path / "launcher.0.jsonl", ("event", 0, {"event": "job", "name": "hour", "job": "script: train.py\n"}))

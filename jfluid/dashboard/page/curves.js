@@ -1,6 +1,6 @@
 // Curves of logged values: one chart for each name.
 import {STEP, byName, data, started, titled} from "./data.js";
-import {$, css, el} from "./dom.js";
+import {$, css, el, theme} from "./dom.js";
 import {fmt, lasting, short} from "./numbers.js";
 import {limited, makePlot, update} from "./plots.js";
 
@@ -77,7 +77,7 @@ export function drawCharts() {
     if ($("charts").children[shown - 1] !== chart.figure)
       $("charts").insertBefore(chart.figure, $("charts").children[shown - 1] || null);
     chart.found = found;
-    if (chart.visible) drawChart(chart);
+    if (chart.visible || isStale(chart)) drawChart(chart);
   }
   for (const [name, chart] of charts)
     if (!keep.has(name)) {
@@ -88,6 +88,7 @@ export function drawCharts() {
   $("more").hidden = all <= most;
   $("more").textContent = `Show ${Math.min(MORE, all - most)} more of ${all} curves`;
 }
+const isStale = ({node, plot, theme: drawn}) => plot && (drawn !== theme() || plot.width !== node.clientWidth);
 const watcher = new IntersectionObserver(
   (entries) => {
     for (const entry of entries) {
@@ -102,7 +103,7 @@ const watcher = new IntersectionObserver(
 );
 function makeChart(name) {
   const node = el("div", {class: "curve", tabindex: "0", role: "img"});
-  const chart = {name, node, visible: true, at: null, form: null, plot: null};
+  const chart = {name, node, visible: true, at: null, form: null, plot: null, theme: null};
   chart.read = el("div", {class: "read", "aria-live": "polite"});
   chart.legend = el("ul", {class: "legend"});
   const save = el(
@@ -159,6 +160,7 @@ function drawChart(chart) {
     log = $("log").checked,
     smooth = Number($("smooth").value) > 0;
   chart.lines = lines;
+  chart.theme = theme();
   chart.byTime = $("axis").value === "time" || (chart.found.length > 0 && timed(chart.found[0]));
   const series = [],
     parts = [null];
