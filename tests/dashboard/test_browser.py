@@ -44,9 +44,9 @@ def texts(page, selector):
 
 
 @contextlib.contextmanager
-def shown(page, folder, size=(1200, 900)):
-    """The page of a folder's record is open, and complains of nothing."""
-    found = Runs([folder])
+def shown(page, *folders, size=(1200, 900)):
+    """The page of the records in folders is open, and complains of nothing."""
+    found = Runs(folders)
     found.look()
     with served(found) as port:
         page.size(*size)
@@ -153,6 +153,24 @@ def test_a_restart(page, tmp_path):
         assert all("starts" not in text or "again" in text for text in texts(page, "#events li"))
 
 
+def test_two_runs_in_one_chart_and_what_differs_in_their_job_files(page, tmp_path):
+    for number, rate in enumerate(("0.5", "<b>5</b>")):
+        folder = tmp_path / f"run{number}"
+        text = f"script: train.py\nargs:\n  rate: {rate}\n  size: 3\n"
+        put(folder / "launcher.0.jsonl", ("event", 0, {"event": "job", "name": "train", "job": text}))
+        put(
+            folder / "trainer.0.jsonl",
+            *[("scalars", t, {"step": t, "scalars": {"loss": t + number}}) for t in range(9)],
+        )
+    with shown(page, tmp_path / "run0", tmp_path / "run1"):
+        assert texts(page, "#charts figcaption span") == ["loss"]
+        assert texts(page, "#charts .legend li") == ["run0, trainer 0: 8", "run1, trainer 0: 9"]
+        cells = page.run(
+            "return [...document.querySelectorAll('#differences tr')].map((r) => r.innerText.split('\\t'))"
+        )
+        assert cells == [["", "run0", "run1"], ["args.rate", "0.5", "<b>5</b>"]]
+
+
 def test_a_job_that_compiles_at_each_step(page, tmp_path):
     lines = [
         ("compile", n, {"seconds": 0.5, "count": n, "total": n / 2, "differ": f"[{n}, 7] float32"})
@@ -235,7 +253,7 @@ def of_ranks(folder, ranks):
 def test_jobs_of_2_and_of_200_ranks(page, tmp_path, ranks, size, scheme):
     of_ranks(tmp_path, ranks)
     page.scheme(scheme)
-    with shown(page, tmp_path, size):
+    with shown(page, tmp_path, size=size):
         assert page.run("return document.documentElement.dataset.theme") == scheme
         assert page.run("return document.documentElement.scrollWidth") == size[0]  # nothing sticks out
         assert page.text("#counts") == f"{ranks} processes, 1 failed"
