@@ -93,10 +93,12 @@ class Executor:
             return outputs
         if not PHASES.on:
             return self._run(program, feed, fetch_list, scope, return_numpy, return_merged, use_prune)
-        with PHASES.phase("compute"):
+        begin, is_step = PHASES.begin(), False
+        try:
             values = self._run(program, feed, fetch_list, scope, return_numpy, return_merged, use_prune)
-        if feed or fetch_list:
-            PHASES.step()
+            is_step = bool(feed or fetch_list)
+        finally:
+            PHASES.end("compute", begin, is_step)
         return values
 
     def _run(

@@ -150,7 +150,8 @@ NO_EFFECT: dict[str, Any] = {
     "FLAGS_use_pinned_memory": True,
 }
 _values: dict[str, Any] = {}
-_changes = 0
+# How often flags were set in this process. Steps compare it: to look into the environment takes microseconds.
+change_count = 0
 
 
 def _parse(name: str, text: Any) -> Any:
@@ -197,14 +198,6 @@ def cpu_kernels() -> frozenset[str]:
     return frozenset(CPU_KERNELS if value == "1" else value.split(","))
 
 
-def changes() -> int:
-    """Return how often flags were set in this process.
-
-    Steps ask it of each run: to look into the environment takes microseconds.
-    """
-    return _changes
-
-
 def get_flags(flags: str | Iterable[str]) -> dict[str, Any]:
     """Return the values of the named flags, by name. Raises ProgramError for an unknown one."""
     return {name: get(name) for name in ([flags] if isinstance(flags, str) else flags)}
@@ -217,6 +210,6 @@ def set_flags(flags: Mapping[str, Any]) -> None:
     """
     if not isinstance(flags, Mapping):
         raise TypeError(f"set_flags: expected a dict, found {type(flags).__name__}")
-    global _changes
+    global change_count
     _values.update({name: _parse(name, value) for name, value in flags.items()})
-    _changes += 1
+    change_count += 1

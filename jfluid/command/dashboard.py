@@ -30,11 +30,13 @@ def main(arguments: Sequence[str]) -> int:
             with open(options.csv, "w", opener=private_files.create) as file:
                 for run in runs.runs:
                     file.writelines(exports.table(run))
-        if options.tensorboard is not None:
-            for run in runs.runs:
-                own = re.sub(r"[^\w-]+", "_", run.name) if len(runs.runs) > 1 else ""
-                event_files.write(run, options.tensorboard / own)
-        if options.export is None and options.csv is None and options.tensorboard is None:
+        for folder, write in (
+            (options.tensorboard, event_files.write),
+            (options.visualdl, event_files.write_visualdl),
+        ):
+            for run in runs.runs if folder is not None else ():
+                write(run, folder / (re.sub(r"[^\w-]+", "_", run.name) if len(runs.runs) > 1 else ""))
+        if all(wanted is None for wanted in (options.export, options.csv, options.tensorboard, options.visualdl)):
             _serve(runs, options)
     except ImportError as error:
         print(printable(f"jfluid dashboard: {error}"), file=sys.stderr)
@@ -86,6 +88,7 @@ def arguments_parser() -> argparse.ArgumentParser:
         "--tensorboard",
         type=Path,
         metavar="DIR",
-        help="write event files for TensorBoard or VisualDL, and exit",
+        help="write event files for TensorBoard, and exit",
     )
+    add("--visualdl", type=Path, metavar="DIR", help="write numbers and images for VisualDL, and exit")
     return parser

@@ -1,7 +1,8 @@
-"""A run as event files, which TensorBoard and VisualDL read."""
+"""A run as event files, which TensorBoard reads, and as logs of VisualDL, which has a format of its own."""
 
 import base64
 import binascii
+import io
 import re
 from pathlib import Path
 from typing import Any
@@ -37,12 +38,54 @@ def write(run: Run, folder: Path) -> None:
             writer.close()
 
 
+def write_visualdl(run: Run, folder: Path) -> None:
+    """Write all numbers and images of a run for VisualDL, with one folder for each process.
+
+    Raises DependencyError where visualdl is not installed.
+    """
+    try:
+        from visualdl import LogWriter
+    except ModuleNotFoundError:
+        raise errors.DependencyError("jfluid dashboard --visualdl", "visualdl", "visualdl") from None
+    for path in sorted(run.place.glob(f"*{lines.SUFFIX}")):
+        own = folder / re.sub(r"[^\w.-]", "_", path.name.removesuffix(lines.SUFFIX))
+        writer = None
+        for line in lines.Tail(path).lines():
+            for value in _values(line):
+                if "histo" not in value:
+                    if writer is None:  # of a process that has logged something
+                        private_files.make_folder(own)
+                        writer = LogWriter(logdir=str(own))
+                    _add_visualdl(writer, value, line)
+        if writer is not None:
+            writer.close()
+
+
+def _add_visualdl(writer: Any, value: dict[str, Any], line: lines.Line) -> None:
+    tag, step, moment = value["tag"].replace("%", "percent"), _step(line), round(1e3 * line["t"])
+    if "image" in value:
+        import numpy as np
+        from PIL import Image  # which visualdl needs
+
+        try:
+            picture = np.array(Image.open(io.BytesIO(value["image"].encoded_image_string)).convert("RGBA"))
+        except (OSError, ValueError):  # no PNG, or a part of one
+            return
+        writer.add_image(tag, picture, step, walltime=moment)
+    else:
+        writer.add_scalar(tag, value["simple_value"], step, walltime=moment)
+
+
+def _step(line: lines.Line) -> int:
+    """Return the step of a line; 0 where it has none, or one that no file takes."""
+    step = line.get("step")
+    return step if isinstance(step, int) and abs(step) < 1 << 63 else 0
+
+
 def _add(writer: Any, values: list[dict[str, Any]], line: lines.Line) -> None:
     from tensorboardX.proto.summary_pb2 import Summary
 
-    step = line.get("step")
-    summary = Summary(value=[Summary.Value(**value) for value in values])
-    writer.add_summary(summary, step if isinstance(step, int) and abs(step) < 1 << 63 else 0, line["t"])
+    writer.add_summary(Summary(value=[Summary.Value(**value) for value in values]), _step(line), line["t"])
 
 
 def _values(line: lines.Line) -> list[dict[str, Any]]:

@@ -17,6 +17,7 @@ from jfluid.record import lines
 _POINTS = 300_000  # of a page that is kept
 _LOG_BYTES = 16 << 10
 _FOLDER = Path(__file__).with_name("page")
+_LICENCE = _FOLDER / "uPlot.LICENSE"
 _STYLE = '<link rel="stylesheet" href="page.css">'
 _SCRIPT = '<script type="module" src="page.js"></script>'
 _DATA = '<script type="application/json" id="data"></script>'
@@ -37,14 +38,18 @@ def page() -> str:
 
 @functools.cache
 def style() -> str:
-    """Return the page's style."""
-    return (_FOLDER / "page.css").read_text()
+    """Return the page's style, with the style of its plotting library."""
+    return (_FOLDER / "uPlot.min.css").read_text() + (_FOLDER / "page.css").read_text()
 
 
 @functools.cache
 def script() -> str:
-    """Return the page's modules as one module, so that a page is one file: each module follows its imports."""
-    found: dict[str, str] = {}
+    """Return the page's plotting library and modules as one module: each module follows its imports.
+
+    A page is one file, which carries the library's licence.
+    """
+    library = _FOLDER / "uPlot.iife.min.js"
+    found = {"licence": f"/*\n{_LICENCE.read_text()}\n*/\n", "library": f"{library.read_text()}\n"}
 
     def add(name: str) -> None:
         text = (_FOLDER / f"{name}.js").read_text()

@@ -16,6 +16,7 @@ LONGEST_NAME = 256
 LONGEST_TEXT = 1 << 16
 LONGEST_LINE = 1 << 20
 _NOT_FINITE = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}
+_ENCODER = json.JSONEncoder(separators=(",", ":"), allow_nan=False)
 Line = dict[str, Any]
 
 
@@ -61,8 +62,7 @@ def shortened(text: str, most: int = LONGEST_TEXT) -> str:
 
 def encode(kind: str, time: float, fields: Mapping[str, Any]) -> bytes:
     """Return a line. `fields` have no numbers that are not finite (`written`)."""
-    line = {"t": round(time, 3), "kind": kind, **fields}
-    return json.dumps(line, separators=(",", ":"), allow_nan=False).encode() + b"\n"
+    return _ENCODER.encode({"t": round(time, 3), "kind": kind, **fields}).encode() + b"\n"
 
 
 def decode(data: bytes) -> Line | None:

@@ -5,9 +5,9 @@ start, too.
 """
 
 import threading
-import time
 from collections.abc import Callable
-from types import TracebackType
+from threading import get_ident
+from time import perf_counter
 
 # Of these the record has a curve each; the rest of a step is the script's own Python code.
 NAMES = ("reader", "rows", "compute", "exchange", "waiting")
@@ -15,6 +15,7 @@ REST = "script"
 PREFIX = "step time (ms): "
 _MOST_EVENTS = 200_000
 Event = tuple[str, float, float]  # name, begin and end by time.perf_counter
+Begin = tuple[float, float]  # by time.perf_counter, and the seconds of all phases before
 
 
 class Phases:
@@ -39,64 +40,78 @@ class Phases:
         self.events: list[Event] | None = None
         self.on_step: Callable[[int], None] | None = None
         self._seconds = dict.fromkeys(NAMES, 0.0)
-        self._inner = 0.0
+        self._total = 0.0  # of all phases
         self._thread = threading.main_thread().ident
-        self._told_steps, self._told_at = 0, time.perf_counter()
+        self._told_steps, self._told_at, self._told = 0, perf_counter(), dict(self._seconds)
 
     def phase(self, name: str) -> "_Timed | _Nothing":
         """Return a context that adds its duration to the phase `name`."""
-        return _Timed(self, name) if self.on and threading.get_ident() == self._thread else _NOTHING
+        return _Timed(self, name) if self.on else _NOTHING
+
+    def begin(self) -> Begin:
+        """Return the begin of a phase, which `end` takes; for steps of 1 ms, which notice the cost of a context."""
+        return perf_counter(), self._total
+
+    def end(self, name: str, begin: Begin, step: bool = False) -> None:
+        """Count the phase `name` that began at `begin`, and with `step` a finished step."""
+        now = perf_counter()
+        if get_ident() == self._thread:
+            moment, total = begin
+            alone = now - moment - self._total + total  # without the phases inside
+            self._seconds[name] += alone
+            self._total += alone
+            if self.events is not None and len(self.events) < _MOST_EVENTS:
+                self.events.append((name, moment, now))
+        if step:
+            self.steps += 1
+            if self.on_step is not None or self.steps == 1:
+                self._stepped()
 
     def add(self, name: str, begin: float, end: float) -> None:
         """Count a phase that has ended, inside the current phase."""
-        if self.on and threading.get_ident() == self._thread:
-            self._add(name, begin, end, 0.0)
-            self._inner += end - begin
+        if self.on and get_ident() == self._thread:
+            self._seconds[name] += end - begin
+            self._total += end - begin
+            if self.events is not None and len(self.events) < _MOST_EVENTS:
+                self.events.append((name, begin, end))
 
     def step(self) -> None:
         """Count a finished step."""
         if self.on:
-            if not self.steps:  # the script before its first step is no part of a step
-                self._told_at = time.perf_counter() - sum(self._seconds.values())
             self.steps += 1
-            if self.on_step is not None:
-                self.on_step(self.steps)
+            self._stepped()
 
-    def _add(self, name: str, begin: float, end: float, inner: float) -> None:
-        self._seconds[name] += end - begin - inner
-        if self.events is not None and len(self.events) < _MOST_EVENTS:
-            self.events.append((name, begin, end))
+    def _stepped(self) -> None:
+        if self.steps == 1:  # the script before its first step is no part of a step
+            self._told_at = perf_counter() - self._total
+        if self.on_step is not None:
+            self.on_step(self.steps)
 
     def numbers(self) -> dict[str, float]:
         """Return the milliseconds of each phase a step since the last call; nothing where no step has ended."""
-        now, steps = time.perf_counter(), self.steps
+        now, steps, seconds = perf_counter(), self.steps, dict(self._seconds)
         more = steps - self._told_steps
         if not more:
             return {}
-        seconds = dict(self._seconds)
-        for name in NAMES:
-            self._seconds[name] -= seconds[name]
-        seconds[REST] = max(now - self._told_at - sum(seconds.values()), 0.0)
-        self._told_steps, self._told_at = steps, now
-        return {PREFIX + name: round(value * 1e3 / more, 4) for name, value in seconds.items()}
+        found = {name: seconds[name] - self._told[name] for name in NAMES}
+        found[REST] = max(now - self._told_at - sum(found.values()), 0.0)
+        self._told_steps, self._told_at, self._told = steps, now, seconds
+        return {PREFIX + name: round(value * 1e3 / more, 4) for name, value in found.items()}
 
 
 class _Timed:
     """A context that times one phase."""
 
-    __slots__ = ("_begin", "_name", "_of", "_outer")
+    __slots__ = ("_begin", "_name", "_of")
 
     def __init__(self, of: Phases, name: str):
         self._of, self._name = of, name
 
     def __enter__(self) -> None:
-        self._outer, self._of._inner = self._of._inner, 0.0
-        self._begin = time.perf_counter()
+        self._begin = self._of.begin()
 
-    def __exit__(self, kind: type[BaseException] | None, error: object, trace: TracebackType | None) -> None:
-        of, end = self._of, time.perf_counter()
-        of._add(self._name, self._begin, end, of._inner)
-        of._inner = self._outer + end - self._begin
+    def __exit__(self, *_: object) -> None:
+        self._of.end(self._name, self._begin)
 
 
 class _Nothing:

@@ -144,20 +144,24 @@ class Recorder:
         return lines.encode("scalars", moment, {"step": step, "scalars": fields})
 
     def _known(self, calls: Sequence[Call]) -> Sequence[Call]:
-        """Return the calls with the first 1000 names only.
+        """Return the calls with the first 1000 names only, and long names shortened.
 
         A name made for each step would fill the record and its page.
         """
-        known = []
-        for moment, step, values in calls:
-            for name in [name for name in values if name not in self._names]:
-                if len(self._names) == _MOST_NAMES:
-                    values = {key: item for key, item in values.items() if key != name}
-                    self._dropped += 1
-                else:
-                    self._names.add(name)
-            known.append((moment, step, values))
-        return known
+        if set().union(*(values for _, _, values in calls)) <= self._names:
+            return calls
+        return [(moment, step, self._named(values)) for moment, step, values in calls]
+
+    def _named(self, values: Mapping[str, float]) -> dict[str, float]:
+        found = {}
+        for name, value in values.items():
+            short = lines.shortened(name, lines.LONGEST_NAME)
+            if short in self._names or len(self._names) < _MOST_NAMES:
+                self._names.add(short)
+                found[short] = value
+            else:
+                self._dropped += 1
+        return found
 
     # ---- the file ----------------------------------------------------------------------------------
 
@@ -245,32 +249,35 @@ def reduced(calls: Sequence[Call], parts: int = _PARTS) -> list[Call]:
     """
     if len(calls) <= _MOST_CALLS * parts // _PARTS:
         return [call for call in calls if call[2]]
-    by_name: dict[str, list[int]] = {}
+    columns: dict[str, tuple[list[int], list[float]]] = {}
     for index, (_, _, values) in enumerate(calls):
-        for name in values:
-            by_name.setdefault(name, []).append(index)
+        for name, value in values.items():
+            held = columns.get(name)
+            if held is None:
+                held = columns[name] = ([], [])
+            held[0].append(index)
+            held[1].append(value)
     kept: dict[int, set[str]] = {}
-    for name, indices in by_name.items():
-        column = {index: calls[index][2][name] for index in indices}
+    for name, (indices, column) in columns.items():
         size = -(-len(indices) // parts)
         chosen = {indices[-1]}
         for start in range(0, len(indices), size):
-            chosen |= _extremes(indices[start : start + size], column)
+            chosen.update(indices[start + place] for place in _extremes(column[start : start + size]))
         for index in chosen:
             kept.setdefault(index, set()).add(name)
-    return [
-        (moment, step, {name: values[name] for name in values if name in kept[index]})
-        for index, (moment, step, values) in enumerate(calls)
-        if index in kept
-    ]
+    found = []
+    for index in sorted(kept):
+        moment, step, values = calls[index]
+        found.append((moment, step, {name: value for name, value in values.items() if name in kept[index]}))
+    return found
 
 
-def _extremes(indices: Sequence[int], column: Mapping[int, float]) -> set[int]:
-    """Return the indices of the lowest, the highest and the first non-finite value."""
-    usual = [index for index in indices if math.isfinite(column[index])]
-    found = set()
-    if usual:
-        found = {min(usual, key=column.__getitem__), max(usual, key=column.__getitem__)}
-    if len(usual) < len(indices):
-        found.add(next(index for index in indices if not math.isfinite(column[index])))
+def _extremes(column: Sequence[float]) -> set[int]:
+    """Return the places of the lowest, the highest and the first non-finite value."""
+    if math.isfinite(sum(column)):
+        return {column.index(min(column)), column.index(max(column))}
+    usual = [value for value in column if math.isfinite(value)]
+    found = {column.index(value) for value in (min(usual), max(usual))} if usual else set()
+    if len(usual) < len(column):
+        found.add(next(place for place, value in enumerate(column) if not math.isfinite(value)))
     return found

@@ -44,9 +44,9 @@ def texts(page, selector):
 
 
 @contextlib.contextmanager
-def shown(page, folder, size=(1200, 900)):
-    """The page of a folder's record is open, and complains of nothing."""
-    found = Runs([folder])
+def shown(page, *folders, size=(1200, 900)):
+    """The page of the records in folders is open, and complains of nothing."""
+    found = Runs(folders)
     found.look()
     with served(found) as port:
         page.size(*size)
@@ -73,7 +73,7 @@ def test_the_kept_page_shows_all_and_runs_nothing_of_others(page, job, tmp_path)
     page.click("#events details summary")
     assert page.text("#events details pre") == f"Traceback {TEXT}"
     assert page.run("return document.querySelectorAll('img[src=x]').length") == 0
-    labels = page.run("return [...document.querySelectorAll('canvas.curve')].map((c) => c.getAttribute('aria-label'))")
+    labels = page.run("return [...document.querySelectorAll('.curve')].map((c) => c.getAttribute('aria-label'))")
     assert any(label and label.startswith("loss, newest: trainer 0: 1") for label in labels)
     assert page.complaints() == []
     assert "script: train.py" in page.text("#job pre")
@@ -151,6 +151,24 @@ def test_a_restart(page, tmp_path):
         assert "ValueError: once" in page.text("#events details pre")
         page.click("#problems")
         assert all("starts" not in text or "again" in text for text in texts(page, "#events li"))
+
+
+def test_two_runs_in_one_chart_and_what_differs_in_their_job_files(page, tmp_path):
+    for number, rate in enumerate(("0.5", "<b>5</b>")):
+        folder = tmp_path / f"run{number}"
+        text = f"script: train.py\nargs:\n  rate: {rate}\n  size: 3\n"
+        put(folder / "launcher.0.jsonl", ("event", 0, {"event": "job", "name": "train", "job": text}))
+        put(
+            folder / "trainer.0.jsonl",
+            *[("scalars", t, {"step": t, "scalars": {"loss": t + number}}) for t in range(9)],
+        )
+    with shown(page, tmp_path / "run0", tmp_path / "run1"):
+        assert texts(page, "#charts figcaption span") == ["loss"]
+        assert texts(page, "#charts .legend li") == ["run0, trainer 0: 8", "run1, trainer 0: 9"]
+        cells = page.run(
+            "return [...document.querySelectorAll('#differences tr')].map((r) => r.innerText.split('\\t'))"
+        )
+        assert cells == [["", "run0", "run1"], ["args.rate", "0.5", "<b>5</b>"]]
 
 
 def test_a_job_that_compiles_at_each_step(page, tmp_path):
@@ -235,7 +253,7 @@ def of_ranks(folder, ranks):
 def test_jobs_of_2_and_of_200_ranks(page, tmp_path, ranks, size, scheme):
     of_ranks(tmp_path, ranks)
     page.scheme(scheme)
-    with shown(page, tmp_path, size):
+    with shown(page, tmp_path, size=size):
         assert page.run("return document.documentElement.dataset.theme") == scheme
         assert page.run("return document.documentElement.scrollWidth") == size[0]  # nothing sticks out
         assert page.text("#counts") == f"{ranks} processes, 1 failed"
@@ -262,18 +280,51 @@ def test_the_page_by_keyboard_and_for_screen_readers(page, tmp_path):
     of_ranks(tmp_path, 2)
     with shown(page, tmp_path):
         page.run(
-            "const c = document.querySelector('canvas.curve'); c.focus();"
+            "const c = document.querySelector('.curve'); c.focus();"
             "c.dispatchEvent(new KeyboardEvent('keydown', {key: 'Home', bubbles: true}))"
         )
         assert page.text("#charts .read") == "1 at step 0"
         unnamed = page.run(
-            "return [...document.querySelectorAll('button, select, input, canvas, section, "
-            "[role=region]')].filter((e) => "
+            "return [...document.querySelectorAll('button, select, input, canvas, section, [role=img], "
+            "[role=region]')].filter((e) => !e.parentElement.closest('[role=img]') && "
             "!e.hidden && !e.closest('[hidden]') && !e.getAttribute('aria-label') && "
             "!e.getAttribute('aria-labelledby') && "
             "!e.closest('label') && !e.innerText).map((e) => e.outerHTML.slice(0, 80))"
         )
         assert unnamed == []
+
+
+def test_a_chart_is_saved_as_png_and_takes_colours_and_width_of_the_page(page, tmp_path):
+    lines = [("scalars", t, {"step": t, "scalars": {f"value {n}": t for n in range(20)}}) for t in range(9)]
+    huge = [("scalars", t, {"step": t, "scalars": {"huge": [1.7e308, -1.7e308][t % 2]}}) for t in range(9)]
+    put(tmp_path / "trainer.0.jsonl", *lines, *huge)
+    size = "[...document.querySelectorAll('.curve canvas')].map((c) => c.clientWidth - c.closest('.curve').clientWidth)"
+    pixel = (
+        "[...document.querySelectorAll('.curve canvas')].map((c) => "
+        "[...c.getContext('2d').getImageData(1, 1, 1, 1).data].join())"
+    )
+    blue = (
+        "[...document.querySelector('.curve canvas').getContext('2d').getImageData(60, 0, 999, 160).data]"
+        ".filter((v, i) => i % 4 === 2 && v > 150).length"
+    )
+    with shown(page, tmp_path):
+        page.run("scrollTo(0, document.body.scrollHeight)")  # charts that were seen, and are not shown now
+        wait_until(lambda: page.run(f"return {pixel}.length") == 21)
+        page.size(390, 844)
+        page.click("#theme")
+        wait_until(lambda: page.run(f"return {{...{size}}}") == {str(n): 0 for n in range(21)})
+        assert set(page.run(f"return {pixel}")) == {"22,27,34,255"}
+        assert page.run(f"return {blue}") > 50  # a line of numbers whose distance is no number
+        page.run(
+            "const make = URL.createObjectURL; URL.createObjectURL = (blob) => make((window.blob = blob));"
+            "HTMLAnchorElement.prototype.click = function () { window.saved = this; };"
+            "document.querySelector('figcaption button').click()"
+        )
+        wait_until(lambda: page.run("return window.saved !== undefined"))
+        assert page.run("return saved.download") == "huge.png"
+        head = page.run("return blob.arrayBuffer().then((data) => [...new Uint8Array(data, 0, 8)])")
+        assert all("willReadFrequently" in line for line in page.complaints())  # of getImageData
+        assert bytes(head) == b"\x89PNG\r\n\x1a\n"
 
 
 def test_the_page_of_an_hour_loads_within_a_second_of_the_processor(page, tmp_path):

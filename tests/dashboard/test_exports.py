@@ -60,6 +60,29 @@ def test_event_files_need_tensorboardx(job, tmp_path, capsys, monkeypatch):  # n
     assert not (tmp_path / "events").exists()
 
 
+def test_logs_of_visualdl_need_visualdl(job, tmp_path, capsys, monkeypatch):  # noqa: F811
+    monkeypatch.setitem(sys.modules, "visualdl", None)
+    assert main(["dashboard", str(job), "--visualdl", str(tmp_path / "logs")]) == 1
+    assert "needs visualdl: pip install 'jfluid[visualdl]'" in capsys.readouterr().err
+
+
+def test_logs_of_visualdl(job, tmp_path):  # noqa: F811
+    visualdl = pytest.importorskip("visualdl", reason="pip install visualdl")
+    pixel = "iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAYAAAAfFcSJAAAADUlEQVR42mNk+M9QDwADhgGAWjR9awAAAABJRU5ErkJggg=="
+    put(job / "record" / "trainer.1.jsonl", ("image", 4, {"step": 3, "name": "100%", "png": pixel}))
+    assert main(["dashboard", str(job), "--visualdl", str(tmp_path / "logs")]) == 0
+    found = {}
+    for name in ("trainer.0", "trainer.1"):
+        (file,) = (tmp_path / "logs" / name).iterdir()
+        found[name] = visualdl.LogReader(file_path=str(file))
+    loss = found["trainer.0"].get_data("scalar", "loss")
+    assert [(value.id, value.timestamp) for value in loss] == [(n, 1000 * (BEGIN + n)) for n in range(4)]
+    assert [value.value for value in loss][::3] == [3, 1] and math.isnan(loss[1].value) and loss[2].value == math.inf
+    assert "image" not in found["trainer.0"].get_tags()  # AAAA is no PNG
+    (image,) = found["trainer.1"].get_data("image", "100percent")
+    assert image.id == 3 and image.image.encoded_image_string.startswith(b"\x89PNG")
+
+
 def records(path):
     """The records of an event file: their lengths and check sums stand around them."""
     data = path.read_bytes()

@@ -1,5 +1,6 @@
 """What a job's launcher and its processes leave in the record."""
 
+import contextlib
 import http.client
 import importlib.util
 import json
@@ -183,6 +184,23 @@ def test_the_page_of_a_job_while_it_runs():
         write("go", "")
         launcher.communicate()
     assert launcher.returncode == 128 + signal.SIGKILL
+    assert refuses(port)
+
+
+def test_a_job_with_browsers_that_hang_goes_on_and_ends():
+    write("train.py", PROLOGUE + LOGS + "ready()\nwait_for('go')\njfluid.log(3, loss=9.0)")
+    with contextlib.ExitStack() as stack:
+        launcher = stack.enter_context(Launcher("--dashboard", "--cpus", "2", "train.py", forks=True))
+        port = int(link_of(launcher).group(1))
+        wait_until(lambda: "trainer 1\0loss" in data_of(port)["series"])
+        for path in ("/events", "/data", "/") * 5:
+            hung = stack.enter_context(socket.create_connection(("127.0.0.1", port), LIMIT))
+            hung.sendall(f"GET {path} HTTP/1.1\r\nHost: localhost\r\n\r\n".encode())
+        write("go", "")
+        launcher.communicate()
+    assert launcher.returncode == 0
+    for rank in (0, 1):
+        assert recorded(f"trainer.{rank}", "scalars")[-1]["scalars"] == {"loss": 9.0}
     assert refuses(port)
 
 

@@ -81,6 +81,16 @@ def test_an_array_counts_as_it_was_when_it_was_logged(folder):
     assert scalars(folder / "trainer.0.jsonl") == [(0, {"loss": 1.0})]
 
 
+def test_a_fetched_loss_and_numbers_of_numpy_take_the_short_way(folder, monkeypatch):
+    x = fluid.data("x", [2])
+    exe = fluid.Executor(fluid.CPUPlace())
+    fetched = exe.run(feed={"x": np.array([1, 2], "float32")}, fetch_list=[fluid.layers.reduce_sum(x)])
+    monkeypatch.setattr(record, "_numbers", lambda scalars: pytest.fail(f"{scalars} took the long way"))
+    fluid.log(7, loss=fetched[0], rate=0.5, **{"of NumPy": np.float32(0.25), "double": np.float64(2)})
+    record.current().flush()
+    assert scalars(folder / "trainer.0.jsonl") == [(7, {"loss": 3.0, "rate": 0.5, "of NumPy": 0.25, "double": 2.0})]
+
+
 @pytest.mark.parametrize(
     "value, error, said",
     [

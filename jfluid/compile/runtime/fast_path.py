@@ -53,7 +53,7 @@ class FastPath:
         feed = feed if fetched is not None else _only(feed)
         self.program, self._inner, self._version = program, inner, inner._version
         self._parallel = getattr(program, "_parallel", None)
-        self.fetch_list, self._flags = list(fetch_list), flags.changes()
+        self.fetch_list, self._flags = list(fetch_list), flags.change_count
         self._names = step.plan.fetches
         self._count = len(feed)
         self._slots = slots.of(feed, step.placement.replicas)
@@ -128,7 +128,7 @@ class FastPath:
         elif batch.signatures is not self._signatures and batch.signatures != self._signatures:
             return None
         state = self._state()
-        if state is None or state.scope() is not scope or state.stale() or flags.changes() != self._flags:
+        if state is None or state.scope() is not scope or state.stale() or flags.change_count != self._flags:
             return None
         if batch is not None and self._placement.takes(batch):
             entered: Mapping[str, Any] | None = batch.values

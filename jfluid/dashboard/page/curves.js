@@ -1,7 +1,8 @@
-// Curves of logged values: one canvas for each name.
+// Curves of logged values: one chart for each name.
 import {STEP, byName, data, started, titled} from "./data.js";
-import {$, css, el} from "./dom.js";
-import {fmt, lasting, short, ticks} from "./numbers.js";
+import {$, css, el, theme} from "./dom.js";
+import {fmt, lasting, short} from "./numbers.js";
+import {limited, makePlot, update} from "./plots.js";
 
 const charts = new Map();
 const MORE = 24;
@@ -76,22 +77,22 @@ export function drawCharts() {
     if ($("charts").children[shown - 1] !== chart.figure)
       $("charts").insertBefore(chart.figure, $("charts").children[shown - 1] || null);
     chart.found = found;
-    if (chart.visible) drawChart(chart);
-    else chart.dirty = true;
+    if (chart.visible || isStale(chart)) drawChart(chart);
   }
   for (const [name, chart] of charts)
     if (!keep.has(name)) {
       chart.figure.remove();
-      watcher.unobserve(chart.canvas);
+      watcher.unobserve(chart.node);
       charts.delete(name);
     }
   $("more").hidden = all <= most;
   $("more").textContent = `Show ${Math.min(MORE, all - most)} more of ${all} curves`;
 }
+const isStale = ({node, plot, theme: drawn}) => plot && (drawn !== theme() || plot.width !== node.clientWidth);
 const watcher = new IntersectionObserver(
   (entries) => {
     for (const entry of entries) {
-      const chart = [...charts.values()].find((c) => c.canvas === entry.target);
+      const chart = [...charts.values()].find((c) => c.node === entry.target);
       if (chart) {
         chart.visible = entry.isIntersecting;
         if (chart.visible) drawChart(chart);
@@ -101,8 +102,8 @@ const watcher = new IntersectionObserver(
   {rootMargin: "200px"},
 );
 function makeChart(name) {
-  const canvas = el("canvas", {class: "curve", tabindex: "0", role: "img"});
-  const chart = {name, canvas, visible: true, at: null};
+  const node = el("div", {class: "curve", tabindex: "0", role: "img"});
+  const chart = {name, node, visible: true, at: null, form: null, plot: null, theme: null};
   chart.read = el("div", {class: "read", "aria-live": "polite"});
   chart.legend = el("ul", {class: "legend"});
   const save = el(
@@ -110,182 +111,107 @@ function makeChart(name) {
     {type: "button", "aria-label": `Save ${name} as PNG`, onclick: () => savePng(chart)},
     "PNG",
   );
-  chart.figure = el(
-    "figure",
-    {},
-    el("figcaption", {}, el("span", {}, name), save),
-    canvas,
-    chart.read,
-    chart.legend,
-  );
-  canvas.addEventListener("pointermove", (e) => {
-    chart.at = chart.value ? chart.value(e.offsetX) : null;
-    drawChart(chart);
-  });
-  canvas.addEventListener("pointerleave", () => {
-    chart.at = null;
-    drawChart(chart);
-  });
-  canvas.addEventListener("blur", () => {
-    chart.at = null;
-    drawChart(chart);
-  });
-  canvas.addEventListener("keydown", (e) => {
+  chart.figure = el("figure", {}, el("figcaption", {}, el("span", {}, name), save), node, chart.read, chart.legend);
+  node.addEventListener("blur", () => chart.plot?.setCursor({left: -10, top: -10}));
+  node.addEventListener("keydown", (e) => {
     const way = {ArrowLeft: -1, ArrowRight: 1, Home: -Infinity, End: Infinity}[e.key];
-    if (way === undefined || !chart.range) return;
+    if (way === undefined || !chart.plot) return;
     e.preventDefault();
-    const [low, high] = chart.range;
-    const from = chart.at === null ? (way > 0 ? low : high) : chart.at;
-    chart.at =
-      way === -Infinity
-        ? low
-        : way === Infinity
-          ? high
-          : Math.min(high, Math.max(low, from + (way * (high - low)) / 50));
-    drawChart(chart);
+    const most = chart.plot.over.clientWidth,
+      from = chart.at === null ? (way > 0 ? 0 : most) : chart.plot.cursor.left;
+    chart.plot.setCursor({left: Math.min(most, Math.max(0, from + (way * most) / 50)), top: 0});
   });
-  watcher.observe(canvas);
+  watcher.observe(node);
   return chart;
 }
-function drawChart(chart) {
-  const canvas = chart.canvas,
-    lines = linesOf(chart.found),
-    log = $("log").checked;
-  const width = canvas.clientWidth,
-    height = canvas.clientHeight,
-    ratio = devicePixelRatio || 1;
-  chart.dirty = false;
-  if (!width) return;
-  if (canvas.width !== Math.round(width * ratio)) {
-    canvas.width = Math.round(width * ratio);
-    canvas.height = Math.round(height * ratio);
+// The lines of points as [xs, ys]; a process that was started again begins another line.
+function partsOf(points, log) {
+  const parts = [];
+  let before = Infinity;
+  for (const [x, v] of points) {
+    if (x < before) parts.push([[], []]);
+    before = x;
+    parts.at(-1)[0].push(x);
+    parts.at(-1)[1].push(drawable(v, log) ? limited(v) : null);
   }
-  const g = canvas.getContext("2d");
-  g.setTransform(ratio, 0, 0, ratio, 0, 0);
-  g.fillStyle = css("--card");
-  g.fillRect(0, 0, width, height);
-  let x0 = Infinity,
-    x1 = -Infinity,
-    y0 = Infinity,
-    y1 = -Infinity,
-    odd = 0;
-  const up = (v) => (log ? (v > 0 ? Math.log10(v) : NaN) : v);
-  for (const line of lines)
-    for (const set of [line.raw, line.points])
-      for (const [x, v] of set) {
-        if (x < x0) x0 = x;
-        if (x > x1) x1 = x;
-        const y = up(v);
-        if (Number.isFinite(y)) {
-          if (y < y0) y0 = y;
-          if (y > y1) y1 = y;
-        } else if (set === line.raw) odd++;
-      }
-  if (!Number.isFinite(y0)) {
-    y0 = 0;
-    y1 = 1;
-  }
-  if (y0 === y1) {
-    const d = Math.abs(y0) / 10 || 1;
-    y0 -= d;
-    y1 += d;
-  }
-  if (!(y1 - y0 < Infinity)) {
-    y0 = -1e308;
-    y1 = 7e307;
-  }
-  if (!Number.isFinite(x0)) {
-    x0 = 0;
-    x1 = 1;
-  }
-  if (x0 === x1) {
-    x0 -= 0.5;
-    x1 += 0.5;
-  }
-  const pad = (y1 - y0) * 0.05,
-    left = 52,
-    right = 10,
-    top = 10,
-    bottom = 22;
-  y0 -= pad;
-  y1 += pad;
-  const X = (x) => left + ((x - x0) / (x1 - x0)) * (width - left - right),
-    Y = (y) => top + ((y1 - y) / (y1 - y0)) * (height - top - bottom);
-  chart.range = [x0, x1];
-  chart.value = (at) => Math.min(x1, Math.max(x0, x0 + ((at - left) / (width - left - right)) * (x1 - x0)));
-  g.font = "11px system-ui, sans-serif";
-  g.lineWidth = 1;
-  g.strokeStyle = css("--edge");
-  g.fillStyle = css("--quiet");
-  g.textAlign = "right";
-  g.textBaseline = "middle";
-  for (const y of ticks(y0, y1, 4)) {
-    g.beginPath();
-    g.moveTo(left, Y(y));
-    g.lineTo(width - right, Y(y));
-    g.stroke();
-    g.fillText(short(log ? 10 ** y : y), left - 5, Y(y));
-  }
-  g.textAlign = "center";
-  g.textBaseline = "top";
-  const byTime = $("axis").value === "time" || (chart.found.length > 0 && timed(chart.found[0]));
-  for (const x of ticks(x0, x1, Math.max(2, width / 110)))
-    g.fillText(byTime ? lasting(x) : short(x), Math.min(Math.max(X(x), left + 8), width - 24), height - bottom + 6);
-  const smoothing = Number($("smooth").value) > 0;
-  const draw = (points, thick, alpha, colour, dash) => {
-    g.globalAlpha = alpha;
-    g.lineWidth = thick;
-    g.strokeStyle = g.fillStyle = colour;
-    g.setLineDash([[], [6, 3], [2, 3]][dash]);
-    g.beginPath();
-    let before = null,
-      count = 0;
-    for (const [x, v] of points) {
-      const y = up(v);
-      // a process that was started again begins another line
-      if (!Number.isFinite(y)) {
-        before = null;
-        continue;
-      }
-      if (before === null || x < before) g.moveTo(X(x), Y(y));
-      else g.lineTo(X(x), Y(y));
-      before = x;
-      count++;
-    }
-    g.stroke();
-    g.setLineDash([]);
-    if (count && count < 40)
-      for (const [x, v] of points) {
-        const y = up(v);
-        if (Number.isFinite(y)) {
-          g.beginPath();
-          g.arc(X(x), Y(y), 2, 0, 7);
-          g.fill();
-        }
-      }
-    g.globalAlpha = 1;
+  return parts;
+}
+const drawable = (v, log) => Number.isFinite(v) && (!log || v > 0);
+const few = (plot, i) => plot.data[i][0].length < 40;
+function seriesOf(line, width, alpha, dash) {
+  return {
+    facets: [{scale: "x", auto: true, sorted: 1}, {scale: "y", auto: true}],
+    stroke: () => css(line.colour),
+    width,
+    alpha,
+    dash: [undefined, [6, 3], [2, 3]][dash],
+    points: {
+      show: few,
+      filter: (plot, i) => (few(plot, i) ? plot.data[i][0].map((_, place) => place) : null),
+      size: 4,
+      width: 0,
+      fill: () => css(line.colour),
+    },
   };
-  for (const line of lines) {
-    const colour = css(line.colour);
-    if (smoothing) draw(line.raw, 1, 0.3, colour, 0);
-    draw(line.points, 1.6, lines.length > 12 ? 0.6 : 1, colour, line.dash);
-    g.fillStyle = css("--bad");
-    for (const [x, v] of line.raw)
-      if (!Number.isFinite(up(v))) {
-        g.beginPath();
-        g.moveTo(X(x) - 4, top);
-        g.lineTo(X(x) + 4, top);
-        g.lineTo(X(x), top + 7);
-        g.fill();
+}
+function drawChart(chart) {
+  if (!chart.node.clientWidth) return;
+  const lines = linesOf(chart.found),
+    log = $("log").checked,
+    smooth = Number($("smooth").value) > 0;
+  chart.lines = lines;
+  chart.theme = theme();
+  chart.byTime = $("axis").value === "time" || (chart.found.length > 0 && timed(chart.found[0]));
+  const series = [],
+    parts = [null];
+  for (const line of lines)
+    for (const [points, ...look] of [
+      ...(smooth ? [[line.raw, 1, 0.3, 0]] : []),
+      [line.points, 1.6, lines.length > 12 ? 0.6 : 1, line.dash],
+    ])
+      for (const part of partsOf(points, log)) {
+        series.push(seriesOf(line, ...look));
+        parts.push(part);
       }
+  const form = JSON.stringify([log, chart.byTime, series, lines.map((line) => [line.name, line.colour])]);
+  if (form === chart.form) update(chart.plot, chart.node, parts);
+  else {
+    chart.plot?.destroy();
+    chart.form = form;
+    chart.plot = makePlot(chart.node, {
+      mode: 2,
+      series,
+      data: parts,
+      labels: chart.byTime ? lasting : short,
+      log,
+      margin: 0.05,
+      hooks: {draw: [(plot) => markOdd(plot, chart.lines, log)], setCursor: [(plot) => readValues(chart, plot)]},
+    });
   }
+  chart.odd = lines.reduce((sum, line) => sum + line.raw.filter(([, v]) => !drawable(v, log)).length, 0);
+  readValues(chart, chart.plot);
+  describe(chart);
+}
+// Marks at the top for values that no line can show.
+function markOdd({ctx, bbox, valToPos}, lines, log) {
+  ctx.fillStyle = css("--bad");
+  const size = 4 * devicePixelRatio;
+  for (const line of lines)
+    for (const [x, v] of line.raw)
+      if (!drawable(v, log)) {
+        const at = valToPos(x, "x", true);
+        ctx.beginPath();
+        ctx.moveTo(at - size, bbox.top);
+        ctx.lineTo(at + size, bbox.top);
+        ctx.lineTo(at, bbox.top + 1.75 * size);
+        ctx.fill();
+      }
+}
+function readValues(chart, plot) {
+  const {lines, byTime, odd} = chart;
+  chart.at = plot.cursor.left >= 0 ? plot.posToVal(plot.cursor.left, "x") : null;
   let told = "";
   if (chart.at !== null) {
-    g.strokeStyle = css("--quiet");
-    g.beginPath();
-    g.moveTo(X(chart.at), top);
-    g.lineTo(X(chart.at), height - bottom);
-    g.stroke();
     const near = lines.slice(0, 8).map((line) => {
       const p = nearest(line.points, chart.at);
       return (
@@ -295,8 +221,10 @@ function drawChart(chart) {
     });
     told = near.filter(Boolean).join("; ");
   } else if (odd)
-    told = `${odd} ${odd === 1 ? "point is" : "points are"} ${log ? "not finite, or not above 0" : "not finite"}`;
+    told = `${odd} ${odd === 1 ? "point is" : "points are"} ${$("log").checked ? "not finite, or not above 0" : "not finite"}`;
   if (chart.read.textContent !== told) chart.read.textContent = told;
+}
+function describe({name, node, legend, lines, found}) {
   const sums = lines.slice(0, 60).map((line) => {
     const last = line.raw.length ? line.raw[line.raw.length - 1] : null;
     return [line, last ? `${line.name}: ${fmt(last[1])}` : line.name];
@@ -306,15 +234,10 @@ function drawChart(chart) {
     swatch.style.background = `var(${line.colour})`;
     return el("li", {}, swatch, text);
   });
-  if (lines.length > 60) swatches.push(el("li", {class: "quiet"}, `and ${chart.found.length - 60} more`));
-  chart.legend.replaceChildren(...swatches);
-  canvas.setAttribute(
-    "aria-label",
-    `${chart.name}, newest: ${sums
-      .slice(0, 8)
-      .map((s) => s[1])
-      .join("; ")}. Arrow keys read values.`,
-  );
+  if (lines.length > 60) swatches.push(el("li", {class: "quiet"}, `and ${found.length - 60} more`));
+  legend.replaceChildren(...swatches);
+  const newest = sums.slice(0, 8).map((s) => s[1]);
+  node.setAttribute("aria-label", `${name}, newest: ${newest.join("; ")}. Arrow keys read values.`);
 }
 function nearest(points, at) {
   let found = null;
@@ -322,8 +245,7 @@ function nearest(points, at) {
   return found;
 }
 function savePng(chart) {
-  drawChart(chart);
-  chart.canvas.toBlob((blob) => {
+  chart.plot.ctx.canvas.toBlob((blob) => {
     const url = URL.createObjectURL(blob);
     el("a", {href: url, download: `${chart.name.replace(/[^\w.-]+/g, "_")}.png`}).click();
     setTimeout(() => URL.revokeObjectURL(url), 10000);

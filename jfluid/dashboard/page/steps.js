@@ -1,7 +1,8 @@
 // The time of a step by phase: a table, and bars over time.
 import {STEP, byName, data, started, titled} from "./data.js";
 import {$, css, el, put, paint, setOptions} from "./dom.js";
-import {fmt, lasting, mean, millis, short, ticks} from "./numbers.js";
+import {fmt, lasting, mean, millis} from "./numbers.js";
+import {makePlot} from "./plots.js";
 
 const PHASES = ["reader", "rows", "compute", "exchange", "waiting", "script"];
 const PHASE_COLOURS = {
@@ -85,16 +86,10 @@ export async function profileNow() {
     $("profilenote").textContent = "not connected";
   }
 }
+let stack = null;
 function drawStack(row, used) {
-  const canvas = $("stack"),
-    width = canvas.clientWidth,
-    height = canvas.clientHeight,
-    ratio = devicePixelRatio || 1,
-    g = canvas.getContext("2d");
-  if (!width) return;
-  canvas.width = Math.round(width * ratio);
-  canvas.height = Math.round(height * ratio);
-  g.setTransform(ratio, 0, 0, ratio, 0, 0);
+  const node = $("stack");
+  if (!node.clientWidth) return;
   const begin = started(row.run),
     all = used.flatMap((phase) => row.series[phase] || []);
   const t0 = Math.min(...all.map((p) => p[0])),
@@ -115,45 +110,29 @@ function drawStack(row, used) {
     cut = highest > 6 * usual && usual > 0,
     most = (cut ? 3 * usual : highest) * 1.05;
   $("stacknote").textContent = cut ? `higher bars are cut off; the highest is ${millis(highest)} ms` : "";
-  const left = 52,
-    right = 10,
-    top = 10,
-    bottom = 22,
-    X = (i) => left + (i / bins) * (width - left - right),
-    Y = (v) => top + (1 - v / most) * (height - top - bottom);
-  const floor = new Array(bins).fill(0);
-  used.forEach((phase, k) => {
-    g.fillStyle = css(PHASE_COLOURS[phase]);
-    for (let i = 0; i < bins; i++) {
-      const up = Math.min(floor[i] + heights[k][i], most);
-      g.fillRect(X(i), Y(up), X(i + 1) - X(i) + 0.5, Y(floor[i]) - Y(up));
-      floor[i] = up;
-    }
+  // the sum of all phases is drawn first, then the sums without the last phases
+  const sums = used.map((_, k) =>
+    totals.map((_, i) => Math.min(most, heights.slice(0, k + 1).reduce((sum, h) => sum + h[i], 0))),
+  );
+  stack?.destroy();
+  stack = makePlot(node, {
+    mode: 1,
+    series: used.map((phase) => ({
+      fill: () => css(PHASE_COLOURS[phase]),
+      width: 0,
+      paths: uPlot.paths.stepped({align: 1}),
+      points: {show: false},
+    })).reverse(),
+    data: [
+      Array.from({length: bins + 1}, (_, i) => t0 - begin + ((t1 - t0) * i) / bins),
+      ...sums.map((sum) => [...sum, sum.at(-1)]).reverse(),
+    ],
+    labels: lasting,
+    range: [0, most],
+    cursor: {show: false},
   });
-  g.font = "11px system-ui, sans-serif";
-  g.fillStyle = css("--quiet");
-  g.strokeStyle = css("--edge");
-  g.textAlign = "right";
-  g.textBaseline = "middle";
-  for (const y of ticks(0, most, 4)) {
-    g.globalAlpha = 0.5;
-    g.beginPath();
-    g.moveTo(left, Y(y));
-    g.lineTo(width - right, Y(y));
-    g.stroke();
-    g.globalAlpha = 1;
-    g.fillText(short(y), left - 5, Y(y));
-  }
-  g.textAlign = "center";
-  g.textBaseline = "top";
-  for (const t of ticks(t0 - begin, t1 - begin, Math.max(2, width / 140)))
-    g.fillText(
-      lasting(t),
-      Math.min(Math.max(left + ((t + begin - t0) / (t1 - t0)) * (width - left - right), left + 8), width - 24),
-      height - bottom + 6,
-    );
   const newest = used.map((phase, k) => `${phase} ${fmt(heights[k].at(-1))}`);
-  canvas.setAttribute(
+  node.setAttribute(
     "aria-label",
     `Milliseconds of a step of ${row.name} over time, newest: ${newest.join(", ")}`,
   );
