@@ -84,7 +84,8 @@ def serve(folders: Mapping[str, str], listening: socket.socket, options: argpars
     resources = Resources(limits)
 
     def load(folder: str, name: str, version: str) -> Service:
-        model = LoadedModel(folder, options.model_filename, options.params_filename, place, options.allow)
+        files = options.model_filename, options.params_filename
+        model = LoadedModel(folder, *files, place, options.allow, options.servers)
         delay = options.max_delay / 1000
         return Service(model, options.max_batch, delay, resources, name, version, options.warm_up_length)
 
@@ -105,6 +106,28 @@ def listen(host: str, port: int) -> socket.socket:
         raise OSError(f"{host}:{port}: {error}") from error
 
 
+def addresses(text: str) -> list[str]:
+    """Return the endpoints of `--servers`, of a list or of a job file. Raises ArgumentTypeError."""
+    from jfluid import job
+    from jfluid.environment.endpoints import fault_of
+
+    if not text.endswith((".yaml", ".yml")):
+        endpoints = [part.strip() for part in text.split(",")]
+        if fault := fault_of(endpoints):
+            raise argparse.ArgumentTypeError(f"expected HOST:PORT,... or the path of a job file (.yaml), {fault}")
+        return endpoints
+    try:
+        servers = getattr(job.read_job(text), "servers", None)
+    except (job.JobError, OSError) as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
+    if not isinstance(servers, list):
+        raise argparse.ArgumentTypeError(
+            f"{text}: expected a job file with `servers: [HOST:PORT, ...]`, found {servers or 'no servers'}: "
+            "give the addresses that the launcher prints as HOST:PORT,..."
+        )
+    return servers
+
+
 def arguments_parser() -> argparse.ArgumentParser:
     """Return the parser of the arguments."""
     parser = argparse.ArgumentParser(
@@ -123,6 +146,14 @@ def arguments_parser() -> argparse.ArgumentParser:
     )
     add_file_arguments(parser)
     add_allow_argument(parser)
+    parser.add_argument(
+        "--servers",
+        type=addresses,
+        default=(),
+        metavar="HOST:PORT,...|JOB.yaml",
+        help="running servers that have the rows of the models' tables, in the job's order; or the job file with these "
+        "servers (default: the rows are in the folder)",
+    )
     parser.add_argument("--port", type=int, default=8866, help="default %(default)s; 0 takes any free port")
     parser.add_argument(
         "--host",

@@ -1,10 +1,14 @@
-"""Hook of MkDocs (mkdocs.yml): adds the pages of Fluid's public names, and their list, when the site is built."""
+"""Hook of MkDocs (mkdocs.yml): adds pages when the site is built.
+
+These are the pages of Fluid's public names, their list, and CHANGELOG.md as release_notes.md.
+"""
 
 import sys
 from pathlib import Path
 from typing import Any
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
+_ROOT = Path(__file__).resolve().parents[2]
+sys.path.insert(0, str(_ROOT))
 
 from mkdocs.structure.files import File, Files
 
@@ -12,9 +16,11 @@ from scripts.pages import public_names
 
 
 def on_files(files: Files, config: Any) -> Files:
-    """Add a page for each public object of Fluid."""
+    """Add a page for each public object of Fluid, and the release notes."""
     for one in public_names.public_names():
         files.append(File.generated(config, one.path, content=public_names.page(one)))
+    notes = (_ROOT / "CHANGELOG.md").read_text().replace("](docs/", "](")
+    files.append(File.generated(config, "release_notes.md", content=notes))
     return files
 
 
