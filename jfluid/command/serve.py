@@ -107,25 +107,28 @@ def listen(host: str, port: int) -> socket.socket:
 
 
 def addresses(text: str) -> list[str]:
-    """Return the endpoints of `--servers`, of a list or of a job file. Raises ArgumentTypeError."""
+    """Return the endpoints of `--servers`: of a list, or of the key `servers` of a job file.
+
+    Raises ArgumentTypeError.
+    """
     from jfluid import job
     from jfluid.environment.endpoints import fault_of
 
-    if not text.endswith((".yaml", ".yml")):
-        endpoints = [part.strip() for part in text.split(",")]
-        if fault := fault_of(endpoints):
-            raise argparse.ArgumentTypeError(f"expected HOST:PORT,... or the path of a job file (.yaml), {fault}")
-        return endpoints
-    try:
-        servers = getattr(job.read_job(text), "servers", None)
-    except (job.JobError, OSError) as error:
-        raise argparse.ArgumentTypeError(str(error)) from None
-    if not isinstance(servers, list):
+    endpoints: object = [part.strip() for part in text.split(",")]
+    if text.endswith((".yaml", ".yml")):
+        try:
+            document = job.read_yaml(text)
+        except (job.JobError, OSError) as error:
+            raise argparse.ArgumentTypeError(str(error)) from None
+        endpoints = document.get("servers") if isinstance(document, dict) else None
+    if not isinstance(endpoints, list):
         raise argparse.ArgumentTypeError(
-            f"{text}: expected a job file with `servers: [HOST:PORT, ...]`, found {servers or 'no servers'}: "
+            f"{text}: expected a job file with `servers: [HOST:PORT, ...]`, found {endpoints or 'no servers'}: "
             "give the addresses that the launcher prints as HOST:PORT,..."
         )
-    return servers
+    if fault := fault_of(endpoints := [str(endpoint) for endpoint in endpoints]):
+        raise argparse.ArgumentTypeError(f"expected HOST:PORT,... or the path of a job file (.yaml), {fault}")
+    return endpoints
 
 
 def arguments_parser() -> argparse.ArgumentParser:

@@ -226,6 +226,12 @@ def _difference(name: str, expected: Value, found: Value) -> float:
         if not all(np.array_equal(a, b) for a, b in zip(expected.lod, found.lod, strict=True)):
             raise errors.OpError(f"{name}: the exported model gives sequences of other lengths")
         return _difference(name, expected.rows, found.rows)
+    if isinstance(expected, Sequences) or isinstance(found, Sequences):
+        kinds = ("rows without lengths", "sequences")
+        raise errors.OpError(
+            f"{name}: expected {kinds[isinstance(expected, Sequences)]}, the exported model gives "
+            f"{kinds[isinstance(found, Sequences)]}: fetch a variable that has lengths (LoD)"
+        )
     one, other = np.asarray(expected), np.asarray(found)
     if one.shape != other.shape or one.dtype != other.dtype:
         raise errors.OpError(

@@ -18,7 +18,6 @@ Converter = Callable[[Graph, Node], None]
 SEQUENCES: dict[str, Converter] = {}
 # Operators of a "mask" rule whose converters refuse to read other rows.
 _BY_ROW = ("batch_norm", "sync_batch_norm")
-_ACTIVATIONS = {"sigmoid": "Sigmoid", "tanh": "Tanh", "relu": "Relu"}
 
 
 def reads_sequences(*types: str) -> Callable[[Converter], Converter]:
@@ -173,8 +172,7 @@ def lstm(graph: Graph, node: Node) -> None:
         weight.T.reshape(4, width, width)[order].reshape(1, 4 * width, width),
         np.concatenate([each[:4][order].reshape(1, -1), np.zeros((1, 4 * width))], axis=1),
     ]
-    kinds = [node[f"{part}_activation"] for part in ("gate", "candidate", "cell")]
-    _recurrent(graph, node, "LSTM", arrays, [*states, peepholes.reshape(1, -1)], kinds)
+    _recurrent(graph, node, "LSTM", arrays, [*states, peepholes.reshape(1, -1)])
 
 
 @reads_sequences("gru")
@@ -187,8 +185,6 @@ def gru(graph: Graph, node: Node) -> None:
     bias = graph.value(node.input("Bias")).reshape(3, width) if node.has("Bias") else np.zeros((3, width))
     given = np.eye(3 * width).reshape(3, width, 3 * width)
     if not node["origin_mode"]:  # ONNX keeps the update gate's part of the old state, Fluid the rest of it
-        if node["gate_activation"] != "sigmoid":
-            raise node.refuse("origin_mode=False is converted for gate_activation='sigmoid' alone")
         sign = np.array([-1.0, 1.0, 1.0])[:, None]  # sigmoid(-x) = 1 - sigmoid(x)
         given, recurrent, bias = given * sign[..., None], recurrent * sign[..., None], bias * sign
     state = graph.add("Unsqueeze", [node.input("H0"), graph.constant([0])]) if node.has("H0") else ""
@@ -197,24 +193,20 @@ def gru(graph: Graph, node: Node) -> None:
         recurrent.reshape(1, 3 * width, width),
         np.concatenate([bias.reshape(1, -1), np.zeros((1, 3 * width))], axis=1),
     ]
-    _recurrent(graph, node, "GRU", arrays, [state], [node["gate_activation"], node["activation"]])
+    _recurrent(graph, node, "GRU", arrays, [state])
 
 
-def _recurrent(
-    graph: Graph, node: Node, kind: str, arrays: list[np.ndarray], further: list[Any], activations: list[str]
-) -> None:
+def _recurrent(graph: Graph, node: Node, kind: str, arrays: list[np.ndarray], further: list[Any]) -> None:
     """Add a recurrent layer over projected inputs: `arrays` are its weights W, R and bias B."""
-    unknown = sorted(set(activations) - set(_ACTIVATIONS))
-    if unknown:
-        raise node.refuse(f"the activation {unknown[0]} is not converted, only {', '.join(_ACTIVATIONS)}")
+    tanh = {name: "tanh" for name in ("activation", "candidate_activation", "cell_activation") if node[name]}
+    node.without(gate_activation="sigmoid", **tanh)  # onnx's reference, which checks an export, has no others
     padded, feed = _sequences(graph, node, "Input")
     dtype, width = graph.dtype(node.input("Input")), arrays[1].shape[2]
     rows = graph.add("Transpose", [padded], perm=[1, 0, 2])
     rows = _reversed(graph, rows, feed, time=0) if node["is_reverse"] else rows
     named = [name if isinstance(name, str) else graph.constant(name, dtype) for name in further]
     inputs = [rows, *(graph.constant(array, dtype) for array in arrays), "", *named]
-    kinds = [_ACTIVATIONS[name] for name in activations]
-    found = graph.add(kind, inputs, hidden_size=width, activations=kinds)
+    found = graph.add(kind, inputs, hidden_size=width)
     hidden = graph.add("Squeeze", [found, graph.constant([1])])
     hidden = _reversed(graph, hidden, feed, time=0) if node["is_reverse"] else hidden
     _give(graph, graph.add("Transpose", [hidden], perm=[1, 0, 2]), feed, node.output("Hidden"))

@@ -47,7 +47,7 @@ def beginning():
     x, state = rows(), fluid.data("state", [None, 4])
     hidden = layers.dynamic_gru(layers.fc(x, 12), 4, h_0=state)
     pooled = layers.sequence_pool(hidden, "sqrt", pad_value=7.0)
-    return [x, state], [layers.concat([layers.sequence_expand(pooled, hidden), hidden], 1), pooled]
+    return [x, state], [layers.concat([hidden, layers.sequence_expand(pooled, hidden)], 1), pooled]
 
 
 MODELS = {
@@ -56,7 +56,7 @@ MODELS = {
     "convolved": convolved,
     "beginning": beginning,
     "lstm": lstm(),
-    "lstm-reverse": lstm(is_reverse=True, candidate_activation="relu"),
+    "lstm-reverse": lstm(is_reverse=True),
     "gru": gru(),
     "gru-origin-reverse": gru(is_reverse=True, origin_mode=True),
 }
@@ -148,12 +148,26 @@ def joined():
         (two_lengths, "operator elementwise_add: it combines sequences of the inputs x, y"),
         (cells, "operator lstm: its output Cell is read"),
         (joined, "there is nothing for operators sequence_concat"),
-        (lstm(gate_activation="identity"), "operator lstm: the activation identity is not converted"),
-        (gru(gate_activation="tanh"), "operator gru: origin_mode=False"),
+        (
+            lstm(gate_activation="identity"),
+            "operator lstm: gate_activation='identity' is not converted, only 'sigmoid'",
+        ),
+        (gru(candidate_activation="relu"), "operator gru: activation='relu' is not converted, only 'tanh'"),
     ],
 )
 def test_what_has_no_form_is_refused_by_name(build, text, tmp_path):
     with pytest.raises(errors.UnsupportedError, match=text):
+        onnx_model.to_onnx(loaded(tmp_path, build))
+
+
+def test_rows_without_lengths_are_refused(tmp_path):
+    """Expanded dense rows have no LoD in Fluid: a fetch of these rows is one array of the rows of all sequences."""
+
+    def build():
+        x = rows()
+        return [x], [layers.sequence_expand(layers.sequence_pool(x, "sum"), x)]
+
+    with pytest.raises(errors.OpError, match="expected rows without lengths, the exported model gives sequences"):
         onnx_model.to_onnx(loaded(tmp_path, build))
 
 

@@ -23,12 +23,12 @@ X = batch(0)["x"][: len(IDS)]
 
 @pytest.fixture(scope="module", autouse=True)
 def secret():
-    deadline = fluid.get_flags("FLAGS_rpc_deadline")
+    before = fluid.get_flags(["FLAGS_rpc_deadline", "FLAGS_interpret_first_steps"])
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("JFLUID_JOB_TOKEN", TOKEN)
         fluid.set_flags({"FLAGS_rpc_deadline": 120_000})
         yield
-    fluid.set_flags(deadline)
+    fluid.set_flags(before)
 
 
 @pytest.fixture(scope="module")
@@ -85,7 +85,8 @@ def test_shards_serve_when_the_job_is_gone(trained, tmp_path):
 
 
 def test_sequences_of_remote_rows_are_compiled_for_few_sizes(tmp_path):
-    """Rows that servers have are padded as in models without servers: lengths that vary compile little."""
+    """Lengths that vary compile little, as in models without servers."""
+    fluid.set_flags({"FLAGS_interpret_first_steps": False})  # as `jfluid serve` does
     with Job(lambda: click_model(lambda: fluid.optimizer.SGD(0.1), distributed=True), 2) as job:
         job.begin()
         (trainer,) = job.trainers

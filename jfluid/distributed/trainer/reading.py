@@ -21,8 +21,6 @@ class Reader(Trainer):
     It creates none, and the servers take it for no trainer.
     """
 
-    _exact = False  # sequences are padded to few sizes, as in a program without servers
-
     def run(self, feed: Any, fetches: list[str], scope: Scope, parallel: DataParallel | None = None) -> list[Fetched]:
         """Run the program after the pending exchanges of this process's trainers.
 

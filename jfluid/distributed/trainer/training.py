@@ -79,8 +79,6 @@ class Trainer(Runner):
         engine: runs what is left of it.
     """
 
-    _exact = True  # shapes are compiled as they come: the results are the same bits after a restart
-
     def __init__(self, program: TrainerProgram, engine: Engine):
         self.program, self._engine = program, engine
         self._connection: TrainerConnection | None = None
@@ -303,7 +301,7 @@ class Trainer(Runner):
             spread = devices.other(step_input.program, self.program.summed)
             return self._engine.prepare(step_input.program, feed, names, spread)
         given = Owned(feed) if step_input.owned else feed
-        return self._engine.prepare(step_input.program, given, names, exact=self._exact)
+        return self._engine.prepare(step_input.program, given, names, exact=True)
 
     @functools.cached_property
     def _only_sent(self) -> set[str]:
