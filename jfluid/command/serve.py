@@ -7,6 +7,7 @@ import os
 import re
 import socket
 import sys
+import warnings
 from collections.abc import Mapping, Sequence
 
 from jfluid import errors, flags
@@ -66,6 +67,8 @@ def serve(folders: Mapping[str, str], listening: socket.socket, options: argpars
     from jfluid.serving.models import Models
     from jfluid.serving.service import Resources, Service
 
+    # batches have few sizes, which are compiled at the start
+    warnings.filterwarnings("ignore", "this program is compiled anew for each new shape", RuntimeWarning)
     logging.basicConfig(format="%(asctime)s %(message)s", stream=sys.stderr)
     if options.access_log:
         access, handler = logging.getLogger("jfluid.serving").getChild("access"), logging.StreamHandler(sys.stderr)
