@@ -28,7 +28,10 @@ def main(arguments: Sequence[str]) -> int:
     path = options.output or name
     try:
         model = LoadedModel(options.model, options.model_filename, options.params_filename, allow=options.allow)
-        data, difference = _exported(model, options.to, options.longest, options.batch)
+        try:
+            data, difference = _exported(model, options.to, options.longest, options.batch)
+        finally:
+            model.close()
         with atomic_write(path) as file:
             file.write(data)
     except (

@@ -9,6 +9,7 @@ import socket
 import sys
 import warnings
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 
 from jfluid import errors, flags
 from jfluid.command.inspect import add_allow_argument, add_file_arguments
@@ -120,7 +121,7 @@ def addresses(text: str) -> list[str]:
     endpoints: object = [part.strip() for part in text.split(",")]
     if text.endswith((".yaml", ".yml")):
         try:
-            document = job.read_yaml(text)
+            document = job.read_yaml(Path(text))
         except (job.JobError, OSError) as error:
             raise argparse.ArgumentTypeError(str(error)) from None
         endpoints = document.get("servers") if isinstance(document, dict) else None
@@ -134,13 +135,8 @@ def addresses(text: str) -> list[str]:
     return endpoints
 
 
-def arguments_parser() -> argparse.ArgumentParser:
-    """Return the parser of the arguments."""
-    parser = argparse.ArgumentParser(
-        prog="jfluid serve",
-        description="Serves saved models over HTTP: POST /predict with JSON or .npz, the Open Inference Protocol "
-        "below /v2, GET /health, /metrics, /docs and / (inputs and outputs). SIGHUP loads new versions.",
-    )
+def _add_model_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the arguments that name the models, their files and their tables."""
     parser.add_argument(
         "models",
         nargs="+",
@@ -160,6 +156,16 @@ def arguments_parser() -> argparse.ArgumentParser:
         help="running servers that have the rows of the models' tables, in the job's order; or the job file with these "
         "servers (default: the rows are in the folder)",
     )
+
+
+def arguments_parser() -> argparse.ArgumentParser:
+    """Return the parser of the arguments."""
+    parser = argparse.ArgumentParser(
+        prog="jfluid serve",
+        description="Serves saved models over HTTP: POST /predict with JSON or .npz, the Open Inference Protocol "
+        "below /v2, GET /health, /metrics, /docs and / (inputs and outputs). SIGHUP loads new versions.",
+    )
+    _add_model_arguments(parser)
     parser.add_argument("--port", type=int, default=8866, help="default %(default)s; 0 takes any free port")
     parser.add_argument(
         "--host",

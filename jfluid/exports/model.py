@@ -80,7 +80,7 @@ class LoadedModel:
     def _use_own_tables(self) -> None:
         """Have look-ups of distributed tables read the tables of the model's folder."""
         for op in self.operators():
-            if op.type in _LOOK_UPS and op.attrs.get("is_distributed") and op.input("W")[0] not in self._tables.names:
+            if op.type in _LOOK_UPS and op.attrs.get("is_distributed") and op.input("W")[0] not in self.remote_tables:
                 op.attrs["is_distributed"] = False
 
     def run(self, feed: Mapping[str, Value]) -> list[Value]:
@@ -91,6 +91,11 @@ class LoadedModel:
                 self.program, feed=fed, fetch_list=self.fetches, scope=self.scope, return_numpy=False
             )
         return [Sequences(np.asarray(value), value._lod) if value._lod else np.asarray(value) for value in found]
+
+    @property
+    def remote_tables(self) -> set[str]:
+        """Tables whose rows servers, or shards, have."""
+        return self._tables.names
 
     def close(self) -> None:
         """Leave the servers of the model's tables; the model cannot be run afterwards."""
@@ -184,7 +189,12 @@ def _drawn(var: Variable, batch: int, random: np.random.Generator, longest: int)
 
 
 def check_exportable(model: LoadedModel, target: str) -> None:
-    """Raise UnsupportedError for operators of the host and random numbers, which no format has."""
+    """Raise UnsupportedError for tables without a file, operators of the host and random numbers."""
+    if model.remote_tables:
+        raise errors.UnsupportedError(
+            f"{target}: table {', '.join(sorted(model.remote_tables))} is in shards or on servers, and an export has "
+            "whole tables: save the model by fleet.save_inference_model without program_only"
+        )
     ops = [(op, registry.get(op.type)) for op in model.operators()]
     hosts = sorted({op.type for op, found in ops if found.host})
     if hosts:

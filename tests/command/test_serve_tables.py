@@ -105,6 +105,12 @@ def test_sequences_of_remote_rows_are_compiled_for_few_sizes(tmp_path):
     assert len(compiled) < 8
 
 
+def test_shards_are_not_exported(trained, tmp_path, capsys):
+    words = ["export", trained[1], "--to", "onnx", "--output", str(tmp_path / "m.onnx")]
+    assert command.main(words) == 1
+    assert "onnx: table table is in shards or on servers" in capsys.readouterr().err
+
+
 def test_damaged_shards_are_named(trained, tmp_path, capsys):
     folder = tmp_path / "damaged"
     shutil.copytree(trained[1], folder)
