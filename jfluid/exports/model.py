@@ -94,7 +94,7 @@ class LoadedModel:
 
     @property
     def remote_tables(self) -> set[str]:
-        """Tables whose rows servers, or shards, have."""
+        """Tables with rows in shards or on servers."""
         return self._tables.names
 
     def close(self) -> None:

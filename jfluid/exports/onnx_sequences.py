@@ -31,7 +31,7 @@ def reads_sequences(*types: str) -> Callable[[Converter], Converter]:
 
 
 def convert(graph: Graph, node: Node) -> None:
-    """Add the nodes of an operator. Raises UnsupportedError for sequences of an operator without a form for them."""
+    """Add the nodes of an operator. Raises UnsupportedError if the operator has no form for sequences."""
     given = [name for name in node.op.input_arg_names if name in graph.sequences]
     if node.type in SEQUENCES:
         SEQUENCES[node.type](graph, node)

@@ -42,7 +42,7 @@ class TableRows:
             flags.set_flags({_DEADLINE: _DEADLINE_MS})
 
     def elsewhere(self, program: Program) -> set[str]:
-        """Return the tables of a program whose rows are not in an ordinary file."""
+        """Return the tables of a program with rows in shards or on servers."""
         found = remote_look_ups.marked(program)
         return found if self.endpoints else {name for name in found if os.path.isdir(path_below(self._folder, name))}
 
