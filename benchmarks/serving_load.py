@@ -33,11 +33,11 @@ FEEDS, WARM_UP = 20, 5  # that a loop draws from; times that it runs them first
 # Models, saved in Fluid's format.
 
 
-def save_models(folder):
-    """Save all models below a folder."""
+def save_models(folder, names=DENSE + SEQUENCES):
+    """Save models below a folder."""
     import jfluid as fluid
 
-    for name in DENSE + SEQUENCES:
+    for name in names:
         main, start = fluid.Program(), fluid.Program()
         start.random_seed = main.random_seed = 7
         with fluid.program_guard(main, start), fluid.unique_name.guard():
@@ -303,9 +303,10 @@ def main(words):
     options = parser.parse_args(words)
     from jfluid import command
 
+    names = ["mlp"] if options.http else options.models
     with tempfile.TemporaryDirectory() as folder:
-        save_models(folder)
-        for name in DENSE:
+        save_models(folder, names)
+        for name in set(names) & set(DENSE):
             path = os.path.join(folder, name)
             assert command.main(["export", path, "--to", "onnx", "--output", path + ".onnx"]) == 0
         (load if options.http else compare)(options, folder)
