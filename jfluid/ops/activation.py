@@ -9,7 +9,7 @@ import jax.numpy as jnp
 from jax import Array
 
 from jfluid import errors
-from jfluid.ops import row_rules
+from jfluid.ops import row_rules, unrolled
 from jfluid.ops.axes import dimension
 from jfluid.ops.elementwise import aligned, between, unary
 from jfluid.ops.registry import Int, op, table
@@ -143,8 +143,14 @@ def maxout(x: Array, *, groups: Int, axis: Int = 1) -> Array:
             f"maxout: {x.shape[axis]} channels (axis {axis} of {x.shape}) cannot be split into groups of {groups}"
         )
     grouped = x.reshape(*x.shape[:axis], x.shape[axis] // groups, groups, *x.shape[axis + 1 :])
-    members = (jax.lax.index_in_dim(grouped, i, axis + 1, keepdims=False) for i in range(groups))
-    return functools.reduce(lambda best, other: jnp.where(other > best, other, best), members)
+
+    def member(i: Any) -> Array:
+        return unrolled.part(grouped, i, 1, axis + 1).squeeze(axis + 1)
+
+    def better(i: Any, best: Array) -> Array:
+        return jnp.where(member(i + 1) > best, member(i + 1), best)
+
+    return unrolled.repeat(groups - 1, better, member(0))
 
 
 def _unless_by_element(attrs: Mapping[str, Any], ins: Mapping[str, Any]) -> str | None:

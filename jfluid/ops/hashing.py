@@ -5,6 +5,9 @@ https://github.com/aappleby/smhasher. All rows are hashed at once; the length of
 while tracing.
 """
 
+from collections.abc import Callable, Sequence
+from typing import Any
+
 import jax.numpy as jnp
 import numpy as np
 from jax import Array, lax
@@ -33,36 +36,49 @@ def _words(rows: Array) -> Array:
     return halves.reshape(*rows.shape[:-1], -1)
 
 
-def _doubles(words: Array) -> list[Array]:
-    """Return pairs of 32-bit words as 64-bit ones; an odd last word is left out."""
-    wide = words.astype(jnp.uint64)
-    return [wide[..., i] | wide[..., i + 1] << np.uint64(32) for i in range(0, words.shape[-1] - 1, 2)]
+def _doubles(words: Array) -> Array:
+    """Return pairs of 32-bit words [..., n] as 64-bit ones [..., n / 2]; an odd last word is left out."""
+    even = words.shape[-1] // 2 * 2
+    wide = words[..., :even].astype(jnp.uint64)
+    return wide[..., ::2] | wide[..., 1::2] << np.uint64(32)
 
 
-def xxh64(rows: Array, seed: int) -> Array:
-    """Return the 64-bit xxHash, uint64 [...], of the bytes of each row of 32- or 64-bit numbers [..., n]."""
+def _lanes(words: Array, start: Array, primes: Sequence[Any], mixed: Callable[[Array, Array], Array]) -> list[Array]:
+    """Return the four lanes of an xxHash after whole groups of four words [..., n]."""
+    p1, p2 = primes[:2]
+
+    def step(group: Any, lanes: list[Array]) -> list[Array]:
+        four = unrolled.part(words, 4 * group, 4, axis=-1)
+        return [mixed(s, four[..., i]) for i, s in enumerate(lanes)]
+
+    return unrolled.repeat(words.shape[-1] // 4, step, [start + p1 + p2, start + p2, start, start - p1])
+
+
+def xxh64(rows: Array, seed: Array) -> Array:
+    """Return the 64-bit xxHash, uint64 [...], of the bytes of each row of 32- or 64-bit numbers [..., n].
+
+    The seed is uint64 and broadcasts against [...].
+    """
     words = _words(rows)
     p1, p2, p3, p4, p5 = _PRIMES_64
-    start, pairs = np.uint64(seed), _doubles(words)
+    pairs = _doubles(words)
+    count = pairs.shape[-1]
 
-    def mixed(state: Array, word: Array) -> Array:
+    def mixed(state: Any, word: Array) -> Array:
         return _rotated(state + word * p2, 31) * p1
 
-    zero, at = jnp.zeros(words.shape[:-1], jnp.uint64), 0
-    with np.errstate(over="ignore"):
-        lanes = [zero + start + p1 + p2, zero + start + p2, zero + start, zero + start - p1]
-    if len(pairs) >= 4:
-        while at + 4 <= len(pairs):
-            lanes = [mixed(s, w) for s, w in zip(lanes, pairs[at : at + 4])]
-            at += 4
-        out = sum((_rotated(s, r) for s, r in zip(lanes, (1, 7, 12, 18))), zero)
+    none = np.uint64(0)
+    start = jnp.zeros(words.shape[:-1], jnp.uint64) + seed
+    if count >= 4:
+        lanes = _lanes(pairs, start, _PRIMES_64, mixed)
+        out = sum((_rotated(s, r) for s, r in zip(lanes, (1, 7, 12, 18))), jnp.zeros_like(start))
         for s in lanes:
-            out = (out ^ mixed(zero, s)) * p1 + p4
+            out = (out ^ mixed(none, s)) * p1 + p4
     else:
-        out = zero + start + p5
+        out = start + p5
     out = out + np.uint64(words.shape[-1] * 4)
-    for word in pairs[at:]:
-        out = _rotated(out ^ mixed(zero, word), 27) * p1 + p4
+    for i in range(count % 4):
+        out = _rotated(out ^ mixed(none, pairs[..., count - count % 4 + i]), 27) * p1 + p4
     if words.shape[-1] % 2:
         last = words[..., -1].astype(jnp.uint64)
         out = _rotated(out ^ last * p1, 23) * p2 + p3
@@ -71,22 +87,23 @@ def xxh64(rows: Array, seed: int) -> Array:
     return out ^ out >> np.uint64(32)
 
 
-def xxh32(rows: Array, seed: int) -> Array:
-    """Return the 32-bit xxHash, uint32 [...], of the bytes of each row of 32-bit numbers [..., n]."""
+def xxh32(rows: Array, seed: Array) -> Array:
+    """Return the 32-bit xxHash, uint32 [...], of the bytes of each row of 32-bit numbers [..., n].
+
+    The seed is uint32 and broadcasts against [...].
+    """
     words = _words(rows)
     p1, p2, p3, p4, p5 = _PRIMES_32
-    zero, start, count, at = (jnp.zeros(words.shape[:-1], jnp.uint32), np.uint32(seed), words.shape[-1], 0)
+    count = words.shape[-1]
+    start = jnp.zeros(words.shape[:-1], jnp.uint32) + seed
     if count >= 4:
-        lanes = [zero + start + p1 + p2, zero + start + p2, zero + start, zero + start - p1]
-        while at + 4 <= count:
-            lanes = [_rotated(s + words[..., at + i] * p2, 13) * p1 for i, s in enumerate(lanes)]
-            at += 4
-        out = sum((_rotated(s, r) for s, r in zip(lanes, (1, 7, 12, 18))), zero)
+        lanes = _lanes(words, start, _PRIMES_32, lambda state, word: _rotated(state + word * p2, 13) * p1)
+        out = sum((_rotated(s, r) for s, r in zip(lanes, (1, 7, 12, 18))), jnp.zeros_like(start))
     else:
-        out = zero + start + p5
+        out = start + p5
     out = out + np.uint32(count * 4)
-    for i in range(at, count):
-        out = _rotated(out + words[..., i] * p3, 17) * p4
+    for i in range(count % 4):
+        out = _rotated(out + words[..., count - count % 4 + i] * p3, 17) * p4
     out = (out ^ out >> np.uint32(15)) * p2
     out = (out ^ out >> np.uint32(13)) * p3
     return out ^ out >> np.uint32(16)
@@ -102,10 +119,9 @@ def murmur3(rows: Array, seed: Array) -> tuple[Array, Array]:
     """
     words = _words(rows)
     c1, c2 = _MURMUR
-    zero, pairs = jnp.zeros(words.shape[:-1], jnp.uint64), _doubles(words)
+    pairs, whole = _doubles(words), words.shape[-1] // 4
     if words.shape[-1] % 2:
-        pairs.append(words[..., -1].astype(jnp.uint64))
-    whole = words.shape[-1] // 4
+        pairs = jnp.concatenate([pairs, words[..., -1:].astype(jnp.uint64)], axis=-1)
 
     def first(k: Array) -> Array:
         return _rotated(k * c1, 31) * c2
@@ -113,17 +129,21 @@ def murmur3(rows: Array, seed: Array) -> tuple[Array, Array]:
     def second(k: Array) -> Array:
         return _rotated(k * c2, 33) * c1
 
-    a, b = zero + seed, zero + seed
-    for i in range(whole):
-        a = _rotated(a ^ first(pairs[2 * i]), 27) + b
+    def step(block: Any, halves: tuple[Array, Array]) -> tuple[Array, Array]:
+        a, b = halves
+        two = unrolled.part(pairs, 2 * block, 2, axis=-1)
+        a = _rotated(a ^ first(two[..., 0]), 27) + b
         a = a * np.uint64(5) + np.uint64(0x52DCE729)
-        b = _rotated(b ^ second(pairs[2 * i + 1]), 31) + a
-        b = b * np.uint64(5) + np.uint64(0x38495AB5)
-    tail = pairs[2 * whole :]
-    if len(tail) > 1:
-        b = b ^ second(tail[1])
+        b = _rotated(b ^ second(two[..., 1]), 31) + a
+        return a, b * np.uint64(5) + np.uint64(0x38495AB5)
+
+    start = jnp.zeros(words.shape[:-1], jnp.uint64) + seed
+    a, b = unrolled.repeat(whole, step, (start, start))
+    tail = pairs.shape[-1] - 2 * whole
+    if tail > 1:
+        b = b ^ second(pairs[..., 2 * whole + 1])
     if tail:
-        a = a ^ first(tail[0])
+        a = a ^ first(pairs[..., 2 * whole])
     size = np.uint64(words.shape[-1] * 4)
     a, b = a ^ size, b ^ size
     a = a + b
@@ -147,6 +167,5 @@ def hash_(x: Array, *, mod_by: Long = 100000, num_hash: Int = 1) -> Array:
             "hash: X holds integers, num_hash and mod_by (hash_size) are at least 1, found "
             f"{x.dtype}, {num_hash} and {mod_by}"
         )
-    found = [xxh64(x, seed) for seed in range(unrolled.times("hash", "num_hash", num_hash))]
-    out = jnp.stack(found, axis=-1) % np.uint64(mod_by)
+    out = xxh64(x[..., None, :], jnp.arange(num_hash, dtype=jnp.uint64)) % np.uint64(mod_by)
     return out[..., None].astype(x.dtype)

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 from jax import Array
 
 from jfluid import errors
-from jfluid.ops import row_rules
+from jfluid.ops import row_rules, unrolled
 from jfluid.ops.reduce import at_least_1d
 from jfluid.ops.registry import Ints, op
 from jfluid.ops.shape import is_unknown
@@ -215,4 +215,8 @@ def conv_shift(x: Array, y: Array) -> Array:
             f"{list(x.shape)} and {list(y.shape)}"
         )
     half = y.shape[1] // 2
-    return sum(jnp.roll(x, half - j, 1) * y[:, j : j + 1] for j in range(y.shape[1]))  # type: ignore[return-value]
+
+    def term(j: Any) -> Array:
+        return jnp.roll(x, half - j, 1) * unrolled.part(y, j, 1, axis=1)
+
+    return unrolled.total(y.shape[1], term)

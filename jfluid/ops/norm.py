@@ -395,9 +395,13 @@ def spectral_norm(
     """Divide weight by its largest singular value, estimated by power_iters steps from u and v."""
     matrix = jnp.moveaxis(weight, dim, 0).reshape(weight.shape[dim], -1)
     fixed = lax.stop_gradient(matrix)
-    for _ in range(unrolled.times("spectral_norm", "power_iters", power_iters)):
+
+    def step(_: Any, vectors: tuple[Array, Array]) -> tuple[Array, Array]:
+        u, v = vectors
         v = fixed.T @ u
         v = v / (jnp.linalg.norm(v) + eps)
         u = fixed @ v
-        u = u / (jnp.linalg.norm(u) + eps)
+        return u / (jnp.linalg.norm(u) + eps), v
+
+    u, v = unrolled.repeat(unrolled.times("spectral_norm", "power_iters", power_iters), step, (u, v))
     return weight / jnp.vdot(u, matrix @ v)

@@ -1,15 +1,18 @@
 """Patches of images and other arrangements of their pixels."""
 
 import math
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 from jax import Array
 
 from jfluid import errors
-from jfluid.ops import windows
+from jfluid.ops import unrolled, windows
 from jfluid.ops.pool import pool2d
 from jfluid.ops.registry import Ints, Long, String, op
+
+_MOST_LEVELS = 16  # of a pyramid: the last has 4 ** 15 bins
 
 
 @op("unfold", ins=("X",), outs=("Y",), rows="map")
@@ -28,8 +31,15 @@ def unfold(x: Array, *, kernel_sizes: Ints, strides: Ints, paddings: Ints, dilat
     spans = [d * (k - 1) + 1 for k, d in zip(kernel_sizes, dilations)]
     out = windows.output_sizes("unfold", x.shape[2:], spans, strides, pads)
     padded = windows.pad(x, (2, 3), pads, 0)
-    parts = windows.taps(padded, (2, 3), kernel_sizes, strides, out, dilations)
-    return jnp.stack(parts, 2).reshape(x.shape[0], -1, math.prod(out))
+    rows, columns = kernel_sizes
+
+    def tap(place: Any) -> Array:
+        found = padded
+        for axis, at, d, s, n in zip((2, 3), divmod(place, columns), dilations, strides, out):
+            found = unrolled.part(found, at * d, s * (n - 1) + 1, axis)
+        return found[:, :, None, :: strides[0], :: strides[1]]
+
+    return unrolled.joined(rows * columns, tap, axis=2).reshape(x.shape[0], -1, math.prod(out))
 
 
 @jax.custom_vjp
@@ -85,6 +95,7 @@ def spp(x: Array, *, pyramid_height: int, pooling_type: String) -> Array:
             f"spp: expected X [N, C, H, W] and a positive pyramid_height, found {list(x.shape)} and {pyramid_height}"
         )
     levels = []
+    unrolled.times("spp", "pyramid_height", pyramid_height, _MOST_LEVELS)
     for level in range(pyramid_height):
         bins = 2**level
         sizes = tuple(-(-n // bins) for n in x.shape[2:])

@@ -13,12 +13,14 @@ import numpy as np
 from jax import Array, lax
 
 from jfluid import errors
+from jfluid.ops import unrolled
 from jfluid.ops.hashing import murmur3, xxh32
 from jfluid.ops.ragged import Level, Ragged, Value, need, offsets_of, positions, rows_of
 from jfluid.ops.random import key_of
 from jfluid.ops.registry import op
 
 _MAGIC = 17070416
+_LONGEST = 64  # words of an n-gram: each length is written out
 
 
 class NGrams:
@@ -68,9 +70,8 @@ class NGrams:
 
     def places(self, width: int, piece: int, space: int) -> Array:
         """Return the indices [n-grams, width] in the table of the elements of each n-gram's vector."""
-        hashes = jnp.concatenate(
-            [jnp.stack([xxh32(w, seed) for seed in range(0, width, piece)], axis=1) for w in self.words]
-        )
+        seeds = jnp.arange(0, width, piece, dtype=jnp.uint32)
+        hashes = jnp.concatenate([xxh32(words[:, None], seeds) for words in self.words])
         start = (hashes % np.uint32(space)).astype(jnp.int32)
         index = start[:, :, None] + jnp.arange(piece, dtype=jnp.int32)
         return index.reshape(-1, width)
@@ -118,6 +119,7 @@ def _check(num_emb: int, rand_len: int, space_len: int, longest: int, w: Array) 
             "pyramid_hash: num_emb is a multiple of rand_len, space_len at least 1 and "
             f"pyramid_layer at least 2, found {num_emb}, {rand_len}, {space_len} and {longest}"
         )
+    unrolled.times("pyramid_hash", "pyramid_layer", longest, _LONGEST)
     if w.size != space_len + rand_len:
         raise errors.ShapeError(
             f"pyramid_hash: W is [space_len + rand_len, 1], expected {[space_len + rand_len, 1]}, found {list(w.shape)}"

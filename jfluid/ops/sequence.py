@@ -9,9 +9,11 @@ from jax import Array
 
 from jfluid import errors
 from jfluid.ir.types import np_dtype
-from jfluid.ops import refusals, static_values
+from jfluid.ops import refusals, static_values, unrolled
 from jfluid.ops.ragged import Level, Ragged, Value, column, grouped, moved, need, offsets_of, positions, rows_of, totals
 from jfluid.ops.registry import Bool, Int, Ints, op
+
+_MOST_ROWS = 1 << 24  # of a window over rows: the index of a row and the window's size fit in 32 bits
 
 
 @op("sequence_pool", ins=("X",), outs=("Out", "MaxIndex~"), rows="sequence")
@@ -123,12 +125,14 @@ def sequence_softmax(x: Value, *, data_format: str = "AnyLayout") -> Value:
     return x.unpad(powers / jnp.where(total == 0, 1, total))  # a sequence without rows has no powers
 
 
-def shifted(x: Ragged, by: int) -> Array:
-    """Shift rows within each sequence: row j becomes row j + by, or zeros outside."""
+def shifted(x: Ragged, by: Any) -> Array:
+    """Shift rows within each sequence: row j becomes row j + by, or zeros outside. `by` may be traced."""
     _, position, _ = positions(x.last, x.capacity)
     capacity = x.capacity
     rolled = jnp.zeros_like(x.values)
-    if 0 <= by < capacity:
+    if not isinstance(by, int):
+        rolled = jnp.roll(x.values, -by, axis=0)
+    elif 0 <= by < capacity:
         rolled = jnp.concatenate([x.values[by:], rolled[:by]])
     elif -capacity < by < 0:
         rolled = jnp.concatenate([rolled[:-by], x.values[:by]])
@@ -165,17 +169,25 @@ def sequence_conv(
         raise errors.ProgramError("sequence_conv: paddingTrainable needs the input PaddingData")
     if contextStride != 1:
         raise errors.UnsupportedError(f"sequence_conv: expected contextStride 1, found {contextStride}")
+    if not 1 <= contextLength <= _MOST_ROWS or abs(contextStart) > _MOST_ROWS:
+        raise errors.AttributeTypeError(
+            f"sequence_conv: expected contextLength from 1 to {_MOST_ROWS} and contextStart from -{_MOST_ROWS} to "
+            f"{_MOST_ROWS}, found {contextLength} and {contextStart}"
+        )
     if weight.shape[0] != contextLength * x.shape[1] and not static_values.placeholder():
         raise errors.ShapeError(
             f"sequence_conv: a filter of {contextLength * x.shape[1]} rows is needed for rows of "
             f"{x.shape[1]} and {contextLength} neighbours, found {list(weight.shape)}"
         )
-    rows = [shifted(x, contextStart + k) for k in range(contextLength)]
+    before, after = max(-contextStart, 0), max(contextStart + contextLength - 1, 0)
     if padding is not None:
-        before, after = max(-contextStart, 0), max(contextStart + contextLength - 1, 0)
         _check_padding(rows_of(padding), before + after, x)
-        rows = [_with_padding(x, row, contextStart + k, rows_of(padding), before) for k, row in enumerate(rows)]
-    return _real(x, jnp.concatenate(rows, axis=1) @ weight)
+
+    def neighbour(k: Any) -> Array:
+        by = contextStart + k
+        return shifted(x, by) if padding is None else _with_padding(x, shifted(x, by), by, rows_of(padding), before)
+
+    return _real(x, unrolled.joined(contextLength, neighbour, axis=1) @ weight)
 
 
 def _check_padding(padding: Array, count: int, x: Ragged) -> None:
@@ -186,18 +198,16 @@ def _check_padding(padding: Array, count: int, x: Ragged) -> None:
         )
 
 
-def _with_padding(x: Ragged, rows: Array, by: int, padding: Array, before: int) -> Array:
+def _with_padding(x: Ragged, rows: Array, by: Any, padding: Array, before: int) -> Array:
     """Return `rows`, the rows of x shifted by `by`, with rows of `padding` outside of their sequence.
 
     The first `before` padding rows stand before a sequence, all further rows after it.
     """
-    if by == 0:
-        return rows
     _, position, _ = positions(x.last, x.capacity)
     at = position + by
     lengths = spread_lengths(x)
-    place = before + at if by < 0 else before + at - lengths
-    outside = at < 0 if by < 0 else at >= lengths
+    outside = (at < 0) | (at >= lengths)
+    place = before + jnp.where(at < 0, at, at - lengths)
     taken = jnp.take(padding, place, axis=0, mode="clip")
     return jnp.where(column(outside, rows.ndim), taken, rows)
 
@@ -210,22 +220,31 @@ def _real(x: Ragged, values: Array) -> Ragged:
 @op("row_conv", ins=("X", "Filter"), outs=("Out",), rows="sequence")
 def row_conv(x: Value, weight: Value) -> Value:
     """Return the lookahead convolution: row t is the sum of rows t, t + 1, ..., each times a filter row."""
+    if weight.shape[0] < 1:
+        raise errors.ShapeError(f"row_conv: expected a Filter of at least one row, found {list(weight.shape)}")
     if not isinstance(x, Ragged) and x.ndim == 3:
-        padded = jnp.pad(x, ((0, 0), (0, weight.shape[0] - 1), (0, 0)))
-        return sum(padded[:, k : k + x.shape[1]] * weight[k] for k in range(weight.shape[0]))
-    x = need(x, "row_conv", "X")
-    return _real(x, sum(shifted(x, k) * weight[k] for k in range(weight.shape[0])))
+        padded, steps = jnp.pad(x, ((0, 0), (0, weight.shape[0] - 1), (0, 0))), x.shape[1]
+        return unrolled.total(weight.shape[0], lambda k: unrolled.part(padded, k, steps, axis=1) * weight[k])
+    sequences = need(x, "row_conv", "X")
+    return _real(sequences, unrolled.total(weight.shape[0], lambda k: shifted(sequences, k) * weight[k]))
 
 
 @op("sequence_enumerate", ins=("X",), outs=("Out",), grad=False, rows="sequence")
 def sequence_enumerate(x: Value, *, win_size: Int, pad_value: Int = 0) -> Value:
     """Return for each id the `win_size` ids from there on, with `pad_value` after the end."""
     x = need(x, "sequence_enumerate", "X")
+    if not 1 <= win_size <= _MOST_ROWS:
+        raise errors.AttributeTypeError(
+            f"sequence_enumerate: expected win_size from 1 to {_MOST_ROWS}, found {win_size}"
+        )
     ids = x.like(x.values.reshape(x.capacity, 1))
     _, position, _ = positions(x.last, x.capacity)
     left = spread_lengths(x) - position
-    windows = [jnp.where(left[:, None] > k, shifted(ids, k), jnp.asarray(pad_value, x.dtype)) for k in range(win_size)]
-    return _real(x, jnp.concatenate(windows, axis=1))
+
+    def following(k: Any) -> Array:
+        return jnp.where(left[:, None] > k, shifted(ids, k), jnp.asarray(pad_value, x.dtype))
+
+    return _real(x, unrolled.joined(win_size, following, axis=1))
 
 
 @op(

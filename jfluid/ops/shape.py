@@ -9,10 +9,12 @@ import numpy as np
 from jax import Array
 
 from jfluid import errors
-from jfluid.ops import row_rules, static_values
+from jfluid.ops import row_rules, static_values, unrolled
 from jfluid.ops.axes import check_one_dtype, dimension
 from jfluid.ops.ragged import Ragged, Value, appended
 from jfluid.ops.registry import Int, Ints, Longs, op
+
+_MOST_PARTS = 1 << 14  # of an array: each part is written out
 
 
 def numpy_of(*arrays: Any) -> Any:
@@ -260,6 +262,7 @@ def split(
     sections: Ints = (),
 ) -> list[Array]:
     """Split x along axis into num equal parts or into sections; a section of -1 takes the rest."""
+    unrolled.times("split", "num", num, _MOST_PARTS)
     known = _known_axis(axis_tensor, axis)
     if known is None:
         return [jnp.zeros((static_values.placeholder(),) * x.ndim, x.dtype)] * (num or len(sections))
@@ -290,7 +293,8 @@ def stack(xs: list[Array], *, axis: int = 0) -> Array:
 def _unstack(x: Array, axis: int) -> list[Any]:
     if is_unknown(x.shape[axis]):  # only during inference
         return [jnp.zeros(np.delete(x.shape, axis), x.dtype)] * x.shape[axis]
-    return [v.squeeze(axis) for v in numpy_of(x).split(x, x.shape[axis], axis)]
+    parts = unrolled.times("unstack", "number of parts", x.shape[axis], _MOST_PARTS)
+    return [v.squeeze(axis) for v in numpy_of(x).split(x, parts, axis)]
 
 
 @op("unstack", ins=("X",), outs=("Y*",), fold=True, rows=row_rules.by_axis("axis", 0))

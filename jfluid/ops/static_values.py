@@ -17,6 +17,7 @@ import numpy as np
 from jfluid import errors
 
 PLACEHOLDERS = (2520, 5040)
+_MOST_NUMBERS = 1 << 14  # of a shape or of sections
 
 
 class Unknown(errors.OpError):
@@ -90,7 +91,10 @@ def ints(value: Any, what: str) -> tuple[int, ...]:
         return tuple(int(n) for n in np.asarray(value).ravel())
     stand_in = placeholder()
     if stand_in is not None:
-        return (stand_in,) * int(np.prod(value.shape))
+        count = int(np.prod(value.shape))
+        if count > _MOST_NUMBERS:
+            raise errors.ShapeError(f"{what}: expected at most {_MOST_NUMBERS} numbers, found {count}")
+        return (stand_in,) * count
     raise unknown(value, what)
 
 

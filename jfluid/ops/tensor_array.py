@@ -21,6 +21,8 @@ from jfluid.ops.ragged import Level, Ragged
 
 # Whether the iteration of the loop being traced counts: a compiled loop runs on, without effect, up
 # to its bound.
+_MOST_UNWRITTEN = 1024  # elements between an array's last element and the next one that is written
+
 _active: contextvars.ContextVar[Any] = contextvars.ContextVar("active", default=None)
 
 
@@ -79,6 +81,11 @@ class TensorArray:
         """Return the array with `value` at `index`."""
         if self.buffer is None and static_values.is_static(index):
             at = int(np.asarray(index).reshape(()))
+            if not 0 <= at <= len(self.items) + _MOST_UNWRITTEN:
+                raise errors.OpError(
+                    f"the array has {len(self.items)} elements: expected an index from 0 to "
+                    f"{len(self.items) + _MOST_UNWRITTEN} to write at, found {at}"
+                )
             items = self.items + (None,) * (at + 1 - len(self.items))
             return TensorArray(items[:at] + (value,) + items[at + 1 :])
         # first trace of a loop's body, which finds the shape of an element

@@ -1,10 +1,13 @@
 """Convolution over trees (Mou et al., arXiv:1409.5718)."""
 
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 from jax import Array
 
 from jfluid import errors
+from jfluid.ops import unrolled
 from jfluid.ops.registry import op
 
 
@@ -46,12 +49,13 @@ def _shares(edges: Array, number: int, max_depth: int, dtype: jnp.dtype) -> Arra
     leads = jnp.zeros((number, number), dtype)
     leads = leads.at[parent + outside, child + outside].set(1, mode="drop")
     there = jnp.arange(number) <= real.sum()
-    reach = jnp.diag(there.astype(dtype))
-    total = jnp.zeros((number, number, 3), dtype)
-    for depth in range(max_depth):
-        top = (max_depth - depth) / max_depth
+
+    def step(depth: Any, sums: tuple[Array, Array]) -> tuple[Array, Array]:
+        total, reach = sums
+        top = jnp.asarray((max_depth - depth) / max_depth, dtype)
         left = (1 - top) * of_node
         shares = jnp.stack([left, (1 - top) * (1 - left), jnp.full(number, top, dtype)], -1)
-        total += reach[:, :, None] * shares
-        reach = reach @ leads
-    return total
+        return total + reach[:, :, None] * shares, reach @ leads
+
+    start = jnp.zeros((number, number, 3), dtype), jnp.diag(there.astype(dtype))
+    return unrolled.repeat(unrolled.times("tree_conv", "max_depth", max_depth), step, start)[0]

@@ -19,6 +19,7 @@ from jfluid.ops import windows
 _VECTOR = 8
 # From this ratio of an image's size to its convolution's, a gradient mostly reads borders.
 _BORDER = 1.75
+_MOST_PLACES = 1024  # in a window: the sum over places is written out
 _MOST_PARTS = 8 << 20  # float32 that farther caches hold
 # The order that XLA's products want filters in, by their rank: windows, in, out. No other is used but
 # Fluid's.
@@ -150,7 +151,7 @@ def input_gradient(grad: Array, w: Filter, mirrored: Filter, params: dict[str, A
             # [batch, ..., in, *kernel]
             parts = _dot(grad, w.array, ((channels,), (0,)), params)
             part = [parts[..., *place] for place in _places(kernel)]
-    elif _much_border(grad, sizes, params):
+    elif math.prod(kernel) <= _MOST_PLACES and _much_border(grad, sizes, params):
         from jfluid.machine_code import direct_convolution  # LLVM, which few programs need
 
         low = [k - 1 - before for k, (before, _) in zip(kernel, pads)]
@@ -303,7 +304,7 @@ def _many_filters(grad: Array, filters: int, kernel: Sequence[int], params: dict
     return (
         _is_plain(params)
         and all(s == 1 for s in params["window_strides"])
-        and math.prod(kernel) > 1
+        and 1 < math.prod(kernel) <= _MOST_PLACES
         and math.prod(grad.shape[:-1]) <= filters
     )
 

@@ -11,7 +11,10 @@ import jax.numpy as jnp
 from jax import Array
 
 from jfluid import errors
+from jfluid.ops import unrolled
 from jfluid.ops.registry import Floats, Ints, op
+
+_MOST_BOXES = 1 << 14  # of a cell: each is written out
 
 
 def _feature_map(op_type: str, slot: str, x: Array) -> tuple[int, int]:
@@ -147,6 +150,8 @@ def density_prior_box(
         raise errors.AttributeTypeError(
             f"density_prior_box: densities: expected positive numbers, found {list(densities)}"
         )
+    boxes_of_a_cell = len(fixed_ratios) * sum(d * d for d in densities)
+    unrolled.times("density_prior_box", "number of boxes of a cell", boxes_of_a_cell, _MOST_BOXES)
     if not (step_w and step_h):
         step_w, step_h = image_w / width, image_h / height
     step = int((step_w + step_h) / 2)

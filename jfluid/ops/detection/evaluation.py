@@ -10,7 +10,10 @@ import numpy as np
 
 from jfluid import errors
 from jfluid.lod_tensor import LoDTensor
+from jfluid.ops import unrolled
 from jfluid.ops.registry import Int, op
+
+_MOST_CLASSES = 1 << 16
 
 
 @op(
@@ -43,6 +46,7 @@ def detection_map(
     """
     if ap_type not in _AVERAGES:
         raise errors.AttributeTypeError(f"detection_map: ap_type: expected one of {list(_AVERAGES)}, found {ap_type!r}")
+    unrolled.times("detection_map", "class_num", class_num, _MOST_CLASSES)
     number = np.zeros(class_num, np.int64)
     none = np.zeros((0, 2), np.float32)
     marks = [[none] * class_num, [none] * class_num]

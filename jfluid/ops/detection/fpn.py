@@ -5,6 +5,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from jfluid import errors
+from jfluid.ops import unrolled
 from jfluid.ops.detection.pixel_boxes import areas, check_boxes, check_images, first_true, inferred_rows
 from jfluid.ops.ragged import Level, Ragged, Value, need, offsets_of
 from jfluid.ops.registry import Int, op
@@ -70,7 +71,8 @@ def distribute_fpn_proposals(
     # a box that is no number is of the lowest level
     level = jnp.nan_to_num(jnp.clip(level, min_level, max_level), nan=min_level).astype(jnp.int32)
     found, place, before = [], jnp.zeros(rois.capacity, jnp.int32), jnp.zeros((), jnp.int32)
-    for wanted in range(min_level, max_level + 1):
+    levels = unrolled.times("distribute_fpn_proposals", "number of levels", max_level - min_level + 1)
+    for wanted in range(min_level, min_level + levels):
         here = (level == wanted) & rois.mask()
         offsets = offsets_of(here)
         place = jnp.where(here, before + offsets[:-1], place)
