@@ -154,16 +154,18 @@ def onnxruntime():
 
 
 def work(engine, folder):
-    """Answer lines `MODEL BATCH SECONDS` of stdin with the times of calls; the first call is not timed."""
-    load, models = globals()[engine](), {}
+    """Answer lines `MODEL BATCH SECONDS` of stdin with the times of calls; first calls are not timed."""
+    load, models, warm = globals()[engine](), {}, set()
     for line in sys.stdin:
         name, batch, seconds = line.split()
         if name not in models:
             models[name] = load(os.path.join(folder, name))
         run, feeds, times = models[name], feeds_of(name, int(batch)), []
         first = run(feeds[0])[0]
-        for feed in feeds * WARM_UP:  # compiles, also the sizes to which sequences are padded
+        # compiles, also the sizes to which sequences are padded
+        for feed in feeds * (1 if (name, batch) in warm else WARM_UP):
             run(feed)
+        warm.add((name, batch))
         until = time.perf_counter() + float(seconds)
         while time.perf_counter() < until:
             begin = time.perf_counter()
