@@ -199,7 +199,7 @@ class Worker:
 def compare(options, folder):
     """Print a table of the times of calls of all models and batches."""
     ours = {**os.environ, "PYTHONPATH": os.pathsep.join([ROOT, options.onnxruntime])}
-    theirs = {**os.environ, "PYTHONPATH": "", "PYTHONWARNINGS": "ignore"}
+    theirs = {**os.environ, "PYTHONPATH": "", "PYTHONWARNINGS": "ignore", "MKL_DEBUG_CPU_TYPE": "5"}
     other = dict.fromkeys(DENSE, ("onnxruntime", sys.executable, ours))
     other.update(dict.fromkeys(SEQUENCES, ("fluid", options.fluid, theirs)))
     print("| model | batch | jfluid, ms | other engine | its ms | its time / jfluid's (range) |")
