@@ -315,8 +315,9 @@ def main(words):
 
 
 if __name__ == "__main__":
-    if sys.argv[1] == "--work":
+    if sys.argv[1:2] == ["--work"]:
         work(*sys.argv[2:])
-    else:
-        assert sys.argv[1] == "--serve"
+    elif sys.argv[1:2] == ["--serve"]:
         sys.exit(serve_with_onnxruntime(sys.argv[2]))
+    else:
+        main(sys.argv[1:])

@@ -7,19 +7,20 @@ import sys
 from pathlib import Path
 from typing import Any
 
-_ROOT = Path(__file__).resolve().parents[2]
-sys.path.insert(0, str(_ROOT))
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from mkdocs.structure.files import File, Files
 
 from scripts.pages import public_names
+
+_CHANGES = Path(__file__).resolve().parents[2] / "CHANGELOG.md"
 
 
 def on_files(files: Files, config: Any) -> Files:
     """Add a page for each public object of Fluid, and the release notes."""
     for one in public_names.public_names():
         files.append(File.generated(config, one.path, content=public_names.page(one)))
-    notes = (_ROOT / "CHANGELOG.md").read_text().replace("](docs/", "](")
+    notes = _CHANGES.read_text().replace("](docs/", "](")
     files.append(File.generated(config, "release_notes.md", content=notes))
     return files
 
