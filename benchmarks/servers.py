@@ -9,9 +9,7 @@ with Fluid's (Python 3.7 syntax: Fluid 1.8.5 runs the trainers and servers of it
 A click model (26 slots of ids below a million, batches of 512, three layers of 400, SGD). Processes stay
 alive and train `--steps` each, one job after the other, `--rounds` times; the ratios are medians of
 rounds. Strategies run one after the other: where other programs take the cores at times, processor
-time compares two of them, and the clock does not. "memory" is a job whose large messages go through
-memory that a trainer and a server on the same machine have both, "tcp" one whose messages all go
-through sockets. GEO exchanges every 20 steps.
+time compares two of them, and the clock does not. "tcp" is a job of jfluid. GEO exchanges every 20 steps.
 
 --where: a step of a trainer is rows + feed + compute + gradients + exchange + install; its feed is made
 ready while it waits for servers, within rows or exchange. Its calls, there or in a thread beside the
@@ -39,7 +37,6 @@ import numpy as np
 
 SLOTS, BATCH, VOCABULARY, WIDTH, FEEDS = 26, 512, 1000001, 10, 16
 STRATEGIES = ("sync", "half_async", "async", "geo")
-WAYS = ("memory", "tcp")
 GEO_EVERY = 20
 WARM_UP = 2 * GEO_EVERY
 _ENDS_S = 5.0  # without servers of ours, which Fluid's are not: they do not end by themselves
@@ -376,14 +373,8 @@ def spread(ours, theirs):
 
 
 def train_all(local, strategy, trainers, servers, options):
-    """What each round found, by job: "local", which runs already, and by the way of messages, or
-    "fluid". One strategy at a time: all together would need the memory of fifty processes.
-    """
-    jobs = {"local": local}
-    if "memory" in options.ways:
-        jobs["memory"] = Job("jfluid", strategy, trainers, servers)
-    if "tcp" in options.ways:
-        jobs["tcp"] = Job("jfluid", strategy, trainers, servers, JFLUID_PS_SHARE_MEMORY="0")
+    """What each round found, by job: "local", which runs already, "tcp" and "fluid". One strategy at a time: all together would need the memory of fifty processes."""
+    jobs = {"local": local, "tcp": Job("jfluid", strategy, trainers, servers)}
     if options.fluid:
         jobs["fluid"] = Job("paddle.fluid", strategy, trainers, servers, options.fluid, options.fluid_limit)
     try:
@@ -406,7 +397,7 @@ def measure(trainers, servers, options):
     local = [one for found in every.values() for one in found["local"]]
     figures = {"local": {k: middle(local, k) for k in ("ms", "cpu_ms")}}
     for strategy, found in every.items():
-        for way in (*WAYS, "fluid"):
+        for way in ("tcp", "fluid"):
             rounds = found.get(way)
             if rounds is None:
                 continue
@@ -463,7 +454,6 @@ def main():
     add("--fluid-limit", type=float, default=120.0, help="seconds of a round of Fluid's job")
     add("--jobs", nargs="+", default=["1+1"], metavar="TRAINERS+SERVERS")
     add("--strategies", nargs="+", default=STRATEGIES, choices=STRATEGIES)
-    add("--ways", nargs="+", default=WAYS, choices=WAYS)
     add("--rounds", type=int, default=5)
     add("--steps", type=int, default=2 * GEO_EVERY, help="of a round; GEO: a multiple of 20")
     add("--where", action="store_true", help="also where a step's time goes")

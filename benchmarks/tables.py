@@ -222,9 +222,6 @@ def behind_a_server(ids, seconds):
             for part in np.array_split(ids, 50):
                 client.pull({"t": part})
             client.push({"t": (batches[0], gradients)})
-            asked(client, "shared memory", batches, gradients, seconds, server.pid)
-        with Client([endpoint], job_secret(), share_memory=False) as client:
-            client.place_table("t", 16)
             asked(client, "TCP", batches, gradients, seconds, server.pid)
             with tempfile.TemporaryDirectory() as folder:
                 start = time.perf_counter()

@@ -8,9 +8,10 @@ from typing import Any, Protocol
 import jax
 import numpy as np
 
-from jfluid import collective_watch, errors
+from jfluid import errors
 from jfluid.ir.types import VarType, var_type
 from jfluid.places import CPUPlace, CUDAPlace
+from jfluid.processes import collective_watch
 
 
 def is_divided(value: Any) -> bool:

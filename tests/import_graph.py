@@ -22,7 +22,6 @@ LAYERS = (
     {"step_traces"},
     {"caches", "known_sizes", "places", "profiler", "record", "surface"},
     {"fetch_handler", "progress"},
-    {"collective_watch"},
     {"processes"},
     {"initializer", "job", "lod_tensor", "regularizer", "transpiler"},
     {"dashboard"},

@@ -74,7 +74,7 @@ def lower(
     if on_cpu:
         lowering.awaited = update_dependencies.awaited(items)
     # Watched values belong to the trace of the operators.
-    return laid_out(lowering.run, items, env, on_cpu and watch is None, held, wanted)
+    return laid_out(lowering.run, items, env, on_cpu and watch is None, held)
 
 
 def recorded(
@@ -142,14 +142,12 @@ def laid_out(
     env: dict[str, Any],
     on_cpu: bool,
     held: Mapping[str, Order] = MappingProxyType({}),
-    wanted: Container[str] | None = None,
 ) -> dict[str, Any]:
     """Trace `compute`, which runs operators on values by name and returns all with their outputs.
 
     Args:
         on_cpu: apply the rewrites for CPUs, and use kernels for rows of tables and loops over time.
         held: layouts of inputs and outputs that are not in the program's layout.
-        wanted: as of `lower`.
     """
     rewritten = any(d.convolves or d.forward is not None for _, _, d in items)
     with contextlib.ExitStack() as own:
@@ -159,7 +157,7 @@ def laid_out(
             own.enter_context(table_rows.using(EmbeddingKernels()))
         if on_cpu and rewritten:
             images = {n: (env[n], order) for n, order in held.items() if n in env}
-            env.update(jaxpr_rewrites.evaluate(lambda given: compute(env | given), images, held, wanted))
+            env.update(jaxpr_rewrites.evaluate(lambda given: compute(env | given), images, held))
             return env
         turned = [n for n in held if n in env]
         env.update((n, jax.lax.transpose(env[n], inverse(held[n]))) for n in turned)

@@ -7,7 +7,7 @@
 | | `server_program` | the updates of a server's program, by gradient |
 | | `server_startup` | a server's startup program, and the initializers of its tables' rows |
 | `trainer` | `training` | runs a trainer's program: pull rows, compute, push gradients, pull parameters |
-| | `strategies`, `async_steps`, `geo` | exchange: synchronous, half-asynchronous, asynchronous, GEO |
+| | `strategies`, `geo` | exchange: synchronous, half-asynchronous, asynchronous, GEO |
 | | `communicator` | `fluid.communicator.Communicator`: switches a strategy on |
 | | `reading` | runs a program that only looks rows up, such as a loaded model |
 | | `local_state` | state that only a trainer has, and gets back when it is started again |

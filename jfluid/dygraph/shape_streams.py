@@ -74,6 +74,10 @@ class _Segment(ABC):
         }
         return trace.jaxpr_of(self.results, given, key)
 
+    def recorded_arguments(self, donated: tuple[Any, ...], kept: tuple[Any, ...]) -> dict[str, Any]:
+        """Return the arguments by name; see `stream.Segment.recorded_arguments`."""
+        return dict(zip(self.kept, kept))
+
     def padded(
         self,
         evaluate: Callable[[Mapping[str, Any], Any, Any], list[Any]],
@@ -92,7 +96,7 @@ class _Segment(ABC):
                 given.update(zip(live, evaluate(arrays, key, true)))
                 return given
 
-            found = trace.laid_out(compute, items, env, on_cpu, wanted=live)
+            found = trace.laid_out(compute, items, env, on_cpu)
             return tuple([found[name] for name in live]), ()
 
         entry, own = None, self.outline()

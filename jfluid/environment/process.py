@@ -149,11 +149,6 @@ class ConnectionVariables(TlsVariables):
         "a PEM file of the authority of the servers' certificates: makes trainers use TLS, and "
         "servers that ask each other about snapshots",
     )
-    share_memory: Switch = variable(
-        "JFLUID_PS_SHARE_MEMORY",
-        "0: large messages to servers on the same machine go over the network, too",
-        True,
-    )
 
 
 class SnapshotVariables(Variables):

@@ -11,7 +11,6 @@ from jax import Array
 
 from jfluid.machine_code import calls, kernel_registry, processor, product_kernels
 from jfluid.machine_code.product_kernels import LANES, TILE, WIDTH
-from jfluid.machine_code.vector_functions import KINDS
 
 _MOST_MEMORY = 230_000  # float32 of a chunk: they stay in a core's cache
 _MOST_HELD = 0.45  # of that cache, for all of x, or for a copy of all of y
@@ -34,39 +33,6 @@ _MOST_ROWS = 4096  # where some processors would have nothing to do
 
 def product(x: Array, y: Array, over: tuple[int, int]) -> Array:
     """Return the product of two matrices, summed over dimension `over[0]` of x and `over[1]` of y."""
-    return _call(product_kernels.NAME, (x, y), over, product_kernels.PLAIN)
-
-
-def layer(x: Array, y: Array, bias: Array, activation: str, over: tuple[int, int]) -> Array:
-    """Return an activation of a product and a bias for each column."""
-    finish = product_kernels.ACTIVATION + KINDS.index(activation)
-    return _call(product_kernels.FINISHED, (x, y, bias), over, finish)
-
-
-def sloped(x: Array, y: Array, out: Array, activation: str, over: tuple[int, int]) -> Array:
-    """Return a product times the slope of an activation, which had the output `out`."""
-    finish = product_kernels.SLOPE + KINDS.index(activation)
-    return _call(product_kernels.FINISHED, (x, y, out), over, finish)
-
-
-def updated(x: Array, y: Array, parameter: Array, rate: Array, over: tuple[int, int], in_place: bool = True) -> Array:
-    """Return a parameter less a product times a rate [1].
-
-    Args:
-        in_place: write over the parameter; XLA copies one that is read afterwards.
-    """
-    given, aliases = (x, y, parameter, rate), {2: 0} if in_place else None
-    return _call(product_kernels.UPDATE, given, over, product_kernels.RATE, aliases)
-
-
-def _call(
-    name: str,
-    given: tuple[Array, ...],
-    over: tuple[int, int],
-    finish: int,
-    aliases: dict[int, int] | None = None,
-) -> Array:
-    x, y = given[:2]
     depth, rows, columns = _sizes(x, y, over)
     parts, groups, held = _divided(rows, columns, depth, over, os.cpu_count() or 1)
     largest = product_kernels.largest(rows, columns, parts, groups)
@@ -82,10 +48,8 @@ def _call(
         "parts": parts,
         "groups": groups,
         "held": held,
-        "finish": finish,
     }
-    made = [((rows, columns), np.float32)]
-    return calls.call(name, given, geometry, made, input_output_aliases=aliases)[0]
+    return calls.call(product_kernels.NAME, (x, y), geometry, [((rows, columns), np.float32)])[0]
 
 
 def _sizes(x: Array, y: Array, over: tuple[int, int]) -> tuple[int, int, int]:

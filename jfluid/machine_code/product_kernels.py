@@ -4,8 +4,7 @@ A tile of the result stays in registers while its products are summed: each step
 matrix by vectors of the second matrix. Both matrices are packed in the order in which the tiles read numbers: the
 first matrix tile by tile, the second once for many tiles. Unpacked, consecutive rows would evict each other from a
 core's cache. The first tile that reads numbers packs these numbers while it computes. Transposed rows of the first
-matrix stay in place, unless they would evict each other. The epilogue, such as a layer's activation, runs while the
-result is in the cache.
+matrix stay in place, unless they would evict each other.
 """
 
 import math
@@ -27,15 +26,8 @@ from jfluid.machine_code.llvm_writer import (
     Module,
     constants,
 )
-from jfluid.machine_code.vector_functions import KINDS, Vectors
 
-# Functions for XLA: of x and y; also of a layer's bias [columns], or an array of the result's shape; and of a
-# parameter, which the result takes the place of, and a rate [1].
-NAME, FINISHED, UPDATE = (
-    "jfluid_product",
-    "jfluid_product_finished",
-    "jfluid_product_update",
-)
+NAME = "jfluid_product"  # of the function for XLA
 TILE, LANES = 14, 16  # rows of the result that are computed at a time, numbers in a vector
 WIDTH = 2 * LANES  # columns that are
 LOWEST = TILE - 2
@@ -45,12 +37,8 @@ BLOCK = 408  # rows, at most, whose products are added up before they are added 
 # the other way round if `x_turned`, `y_turned`. A chunk is the tiles of one of `parts` parts of the rows, and the
 # panels of one of `groups` parts of the columns, each of `WIDTH` or the last of `LANES`, or of fewer if
 # there are no more. `held` rows of y are copied at once: of all of them, a thread's next chunk of the same columns
-# has them, too. What is done to the sums has a number, `finish`.
-GEOMETRY = "chunks memory depth rows columns x_turned y_turned x_copied parts groups held finish".split()
-_ARRAYS = ("x", "y", "e", "r", "out")  # that a chunk is given, or some of them
-# Those numbers: nothing, an activation of the sum and a bias, the sum times the slope of an activation
-# of which the output is given, a parameter less the sum times a rate.
-PLAIN, ACTIVATION, SLOPE, RATE = 0, 1, 1 + len(KINDS), 1 + 2 * len(KINDS)
+# has them, too.
+GEOMETRY = "chunks memory depth rows columns x_turned y_turned x_copied parts groups held".split()
 _AHEAD = 24  # rows, which are prefetched while they are copied
 _SUMS = TILE * WIDTH  # numbers of a tile
 # Rows of a tile that a register points to: each of the others is one of so many rows behind one of them.
@@ -83,7 +71,6 @@ def memory(tiles: int, panels: int, depth: int, held: int) -> int:
 
 def extents(name: str, n: Any) -> Extents:
     """Return the extents of a kernel for the geometry `n`."""
-    finishes = {NAME: (PLAIN,), FINISHED: range(ACTIVATION, RATE), UPDATE: (RATE,)}[name]
     x, y, out = (
         Array(first * second) for first, second in ((n.depth, n.rows), (n.depth, n.columns), (n.rows, n.columns))
     )
@@ -93,31 +80,17 @@ def extents(name: str, n: Any) -> Extents:
         ("columns for vectors", n.columns > 0 and not LANES < n.columns < WIDTH),
         ("a sum of numbers", n.depth > 0),
         ("parts of rows and columns", divided and n.chunks == n.parts * n.groups),
-        ("a finish of its own", n.finish in finishes),
     ]
     largest_ = largest(n.rows, n.columns, n.parts, n.groups) if divided else (0, 0)
-    given = [x, y, out if n.finish >= SLOPE else Array(n.columns), Array(1)]
-    given = given[: {NAME: 2, FINISHED: 3, UPDATE: 4}[name]]
-    return Extents(given, [out], memory(*largest_, n.depth, n.held), holds)
+    return Extents([x, y], [out], memory(*largest_, n.depth, n.held), holds)
 
 
 def write(module: Module) -> None:
-    """Write all kernels."""
-    chunk = _Chunk(module).write()
-    for name, given in ((NAME, 2), (FINISHED, 3), (UPDATE, 4)):
-        xla_tasks.define(module, name, _with_all(module, name, chunk, given), given)
+    """Write the kernel."""
+    xla_tasks.define(module, NAME, _Chunk(module).write())
 
 
-KERNELS = KernelGroup((NAME, FINISHED, UPDATE), GEOMETRY, write, extents, bits=processor.AVX512)
-
-
-def _with_all(module: Module, name: str, chunk: Any, given: int) -> Any:
-    """Write a wrapper that calls the chunk's kernel with null pointers for absent arrays."""
-    f = xla_tasks.begin_chunk(module, name, (*"xyer"[:given], "out"), ())
-    nothing = ir.Constant(POINTER, None)
-    pointers = (*_ARRAYS, "geometry", "scratch")
-    f.call(chunk, *(f.v.get(argument, nothing) for argument in pointers), f.v["chunk"])
-    return f.end()
+KERNELS = KernelGroup((NAME,), GEOMETRY, write, extents, bits=processor.AVX512)
 
 
 def _tile(module: Module, height: int, width: int, along: bool = False, copies: str | None = None) -> Any:
@@ -186,50 +159,23 @@ def _row(f: Function, bases: dict[int, Any], row: int, bytes_apart: Any) -> Any:
     return f.at(bases[base], f.product(I64(row - base), bytes_apart), kind=I8)
 
 
-def _finish(module: Module) -> Any:
-    """Write the GEMM epilogue: it applies `finish` to `sums` [rows, WIDTH] and stores the result in out.
+def _stores(module: Module) -> Any:
+    """Write the store of `sums` [rows, WIDTH] to out.
 
-    Rows of out are `pitch` numbers apart; only columns from `first` to before `end` are stored. `e` is a bias, or
-    has the layout of out.
+    Rows of out are `pitch` numbers apart; only columns from `first` to before `end` are stored.
     """
-    pointers = dict.fromkeys(("sums", "out", "e", "r"), POINTER)
-    numbers = dict.fromkeys(("pitch", "rows", "first", "end", "finish"), I64)
-    f = Function(module, "product_finish", VOID, **pointers, **numbers)
-    v, b, vectors = f.v, f.b, Vectors(f)
-    vector, finish = ir.VectorType(FLOAT, LANES), v["finish"]
+    numbers = dict.fromkeys(("pitch", "rows", "first", "end"), I64)
+    f = Function(module, "product_stores", VOID, sums=POINTER, out=POINTER, **numbers)
+    v, b, vector = f.v, f.b, ir.VectorType(FLOAT, LANES)
     lanes = []
     for j in range(0, WIDTH, LANES):
         from_first = b.not_(f.lanes(vector, b.sub(v["first"], I64(j))))
         lanes.append(b.and_(from_first, f.lanes(vector, b.sub(v["end"], I64(j)))))
-
-    def case(first: int, last: int) -> Any:
-        inside = b.icmp_signed(">=", finish, I64(first))
-        return b.if_then(b.and_(inside, b.icmp_signed("<=", finish, I64(last))))
-
-    rate = f.variable(FLOAT, ir.Constant(FLOAT, 0.0))
-    with case(RATE, RATE):
-        b.store(f.load(v["r"], FLOAT), rate)
-    rates = f.spread(f.load(rate, FLOAT), vector)
     with f.loop(v["rows"]) as i:
         here = f.product(i, v["pitch"])
         for j, some in enumerate(lanes):
-            place = f.variable(vector, f.load(f.at(v["sums"], f.product(i, I64(WIDTH)), I64(LANES * j)), vector))
-            x = f.load(place, vector)
-            with case(ACTIVATION, SLOPE - 1):
-                bias = f.load_lanes(f.at(v["e"], I64(LANES * j)), vector, some)
-                kind = b.sub(finish, I64(ACTIVATION))
-                b.store(vectors.activated(kind, b.fadd(x, bias)), place)
-            with case(SLOPE, RATE):
-                e = f.load_lanes(f.at(v["e"], here, I64(LANES * j)), vector, some)
-                with b.if_else(b.icmp_signed("==", finish, I64(RATE))) as (update, sloped):
-                    with update:
-                        b.store(b.fsub(e, b.fmul(rates, x)), place)
-                    with sloped:
-                        # zero times what is not finite is zero, as where XLA selects
-                        slope = vectors.slope(b.sub(finish, I64(SLOPE)), e)
-                        none = b.fcmp_ordered("==", slope, vectors.number(0.0))
-                        b.store(b.select(none, vectors.number(0.0), b.fmul(x, slope)), place)
-            f.store_lanes(f.load(place, vector), f.at(v["out"], here, I64(LANES * j)), some)
+            found = f.load(f.at(v["sums"], f.product(i, I64(WIDTH)), I64(LANES * j)), vector)
+            f.store_lanes(found, f.at(v["out"], here, I64(LANES * j)), some)
     return f.end()
 
 
@@ -325,7 +271,7 @@ def _turned(f: Function, rows: list[Any]) -> list[Any]:
 
 
 class _Chunk:
-    """Writer of the kernel of a chunk: it packs parts of x and y, and calls tiles and epilogues."""
+    """Writer of the kernel of a chunk: it packs parts of x and y, and calls tiles."""
 
     def __init__(self, module: Module):
         widths = (WIDTH, LANES)
@@ -343,8 +289,8 @@ class _Chunk:
         }
         self._packing_y = [_tile(module, TILE, WIDTH, along, "others") for along in (False, True)]
         self._packing_x = _tile(module, TILE, WIDTH, copies="numbers")
-        self._finish = _finish(module)
-        self._f = f = xla_tasks.begin_chunk(module, "product", _ARRAYS, GEOMETRY)
+        self._stores = _stores(module)
+        self._f = f = xla_tasks.begin_chunk(module, NAME, ("x", "y", "out"), GEOMETRY)
         self._v, self._b = v, b = f.v, f.b
         self._times = b.sdiv(f.sum(v["depth"], b.sub(v["held"], I64(1))), v["held"])  # packings of y
         i = b.srem(v["chunk"], v["parts"])
@@ -486,10 +432,8 @@ class _Chunk:
         return tile
 
     def _store(self, sums: Any, row: Any, count: Any, column: Any, skipped: Any, width: int) -> None:
-        """Write the epilogue of the sums of `count` rows from `row`, of columns from `column`."""
+        """Write the store of the sums of `count` rows from `row`, of columns from `column`."""
         f, v, b = self._f, self._v, self._b
-        here = f.sum(f.product(row, v["columns"]), column)
-        of_rows = b.icmp_signed(">=", v["finish"], I64(SLOPE))
-        of_e = f.at(v["e"], b.select(of_rows, here, column))
+        out = f.at(v["out"], f.sum(f.product(row, v["columns"]), column))
         stop = f.least(I64(width), b.sub(v["columns"], column))
-        f.call(self._finish, sums, f.at(v["out"], here), of_e, v["r"], v["columns"], count, skipped, stop, v["finish"])
+        f.call(self._stores, sums, out, v["columns"], count, skipped, stop)

@@ -241,8 +241,7 @@ class JoinedReplicas(OneDevice):
             env.update(shared | apart)
             return env
 
-        wanted = {*segment.gives, *self.plan.state}
-        trace.laid_out(replicas, segment.ops, env, True, self.held, wanted)
+        trace.laid_out(replicas, segment.ops, env, True, self.held)
         self._keep_first(env, apart_after)
 
     # ---- calls ----
@@ -314,8 +313,7 @@ class JoinedReplicas(OneDevice):
             apart_after = self._run_phases(at, env, stacked, wrapped, watch, known)
             return env
 
-        wanted = {*self.plan.segments[at].gives, *self.plan.state}
-        env = trace.laid_out(phases, items, env, watch is None, self.held, wanted)
+        env = trace.laid_out(phases, items, env, watch is None, self.held)
         self._keep_first(env, apart_after)
         return env
 

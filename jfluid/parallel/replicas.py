@@ -11,7 +11,7 @@ import numpy as np
 from jax import lax
 from jax.sharding import NamedSharding, PartitionSpec
 
-from jfluid import collective_watch, errors, processes
+from jfluid import errors, processes
 from jfluid.compile import trace
 from jfluid.compile.lower import NOTHING, Known
 from jfluid.compile.plan import Plan
@@ -28,6 +28,7 @@ from jfluid.ops.selected_rows import SelectedRows
 from jfluid.parallel import phases, replica_feeds
 from jfluid.parallel.per_replica_state import PER_REPLICA
 from jfluid.parallel.sharding import ReplicaSharding, summed
+from jfluid.processes import collective_watch
 
 
 class Replicas(Placement):

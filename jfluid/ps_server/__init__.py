@@ -12,8 +12,8 @@
 | `ps.proto`, `wire`, `zero_copy` | messages, and arrays in messages |
 | `service`, `server` | the calls on a server, and the process |
 | `client`, `server_connections`, `connection` | calls of a trainer: to all servers, to one with retries |
-| `transport`, `grpc_transport`, `shared_memory`, `pipe_calls`, `socket_channels` | how a call reaches a server |
-| `served_channels` | fast channels on a server |
+| `transport`, `grpc_transport`, `socket_channels` | how a call reaches a server |
+| `served_streams` | streams on a server |
 | `directory`, `sharded_pull`, `sharded_push` | of a client: owners of rows and blocks; pulls and pushes of all |
 | `sync_rounds` | the trainers of a job as one server sees them: membership, barriers, rounds of synchronous training |
 | `replay_log` | acknowledged calls that a restored server may lack |

@@ -95,8 +95,6 @@ class Client:
         tls_authority: PEM of the authority that signed the servers' certificates: then connections
             use TLS.
         tls_certificate, tls_key: PEM of this client's own, for servers that require one.
-        share_memory: whether large messages to servers on this machine go through memory that both
-            have (see shared_memory.py).
 
     Attributes:
         seconds: where the time of pulls and pushes went so far: "encode" (ids made distinct,
@@ -115,7 +113,6 @@ class Client:
         tls_authority: bytes | None = None,
         tls_certificate: bytes | None = None,
         tls_key: bytes | None = None,
-        share_memory: bool = True,
     ):
         self.trainer = trainer
         self._connections = ServerConnections(
@@ -127,7 +124,6 @@ class Client:
             heartbeat_s,
             keep_bytes,
             credentials_of(tls_authority, tls_certificate, tls_key),
-            share_memory,
         )
         self._directory = Directory(len(endpoints), self._widths)
         self.seconds = dict.fromkeys(("encode", "call", "decode"), 0.0)

@@ -24,7 +24,6 @@ from jfluid.ps_server.errors import (
 )
 from jfluid.ps_server.grpc_transport import ASIDE_S, GrpcTransport
 from jfluid.ps_server.replay_log import LoggedCall, ReplayLog, SequenceNumbers
-from jfluid.ps_server.shared_memory import SharedBuffers
 from jfluid.ps_server.socket_channels import CallStreams
 from jfluid.ps_server.transport import SMALLEST, Call, Sender, Transport
 from jfluid.ps_server.zero_copy import IncomingExchangeReply, IncomingPullReply, OutgoingRequest
@@ -68,8 +67,6 @@ class ServerConnection:
         trainer: whose calls these are.
         keep_bytes: the size of the replay log: calls since the server's last snapshot, which are
             sent again when the server is restored from it.
-        share_memory: whether large messages go through memory that both have, where the server is
-            on the same machine.
 
     Attributes:
         pushes, pulls: the sequence numbers of the mutations and of the pulls of this connection.
@@ -87,12 +84,10 @@ class ServerConnection:
         timeout_s: float,
         trainer: int = 0,
         keep_bytes: int = 0,
-        share_memory: bool = False,
     ):
         self.endpoint, self.timeout_s, self._trainer = endpoint, timeout_s, trainer
         self.pushes, self.pulls = SequenceNumbers(), SequenceNumbers()
         self._grpc = GrpcTransport(endpoint, token, credentials, timeout_s)
-        self._buffers = SharedBuffers(self._attach, share_memory)
         self._streams = CallStreams(
             self._port,
             endpoint.rpartition(":")[0].strip("[]"),
@@ -100,7 +95,7 @@ class ServerConnection:
             wire.LARGEST_MESSAGE + wire.OVERHEAD,
             wanted=credentials is None,
         )
-        self._transports: list[Transport] = [self._buffers, self._streams, self._grpc]
+        self._transports: list[Transport] = [self._streams, self._grpc]
         self._closed = threading.Event()
         self._created: list[pb.CreateRequest] = []  # to be repeated when the server has restarted
         self.replay_log, self.restarts = ReplayLog(keep_bytes), 0
@@ -130,13 +125,9 @@ class ServerConnection:
         call = Call(method, [data], len(data))
         return self._tried(method, lambda timeout_s: self._grpc.send(call, timeout_s), waits)
 
-    def _attach(self, request: pb.AttachRequest) -> int | None:
-        reply = self._grpc.attach(request)
-        return None if reply is None else int(reply.buffer)
-
     def _port(self) -> int | None:
         """Return the port of the server's streams; 0 for none, None without an answer."""
-        reply = self._grpc.attach(pb.AttachRequest(client=self._buffers.client))
+        reply = self._grpc.attach()
         if reply is None:
             return None
         here = self.endpoint.rpartition(":")[2] == str(reply.beside)
@@ -146,8 +137,7 @@ class ServerConnection:
         """Return a function that sends one call through a fast channel; None to use gRPC."""
         if not SMALLEST + wire.OVERHEAD <= size <= wire.LARGEST_MESSAGE:
             return None
-        local = self._buffers.possible
-        return self._buffers.sender(size) or (None if local else self._streams.sender(size))
+        return self._streams.sender(size)
 
     # ---- a server that starts again ----
 
@@ -300,7 +290,7 @@ class ServerConnection:
 
         Returns whether it may go: no call of its replay log can be needed again.
         """
-        request = pb.LeaveRequest(caller=caller, client=self._buffers.client)
+        request = pb.LeaveRequest(caller=caller)
         reply = self.current([request.caller], lambda: self.call("Leave", request))
         self.replay_log.prune(reply.durable, reply.durable_pulls)
         return bool(reply.over or not len(self.replay_log))
@@ -310,7 +300,7 @@ class ServerConnection:
 
         Without the confirmation the server stays for a while, to answer again.
         """
-        request = pb.LeaveRequest(caller=caller, client=self._buffers.client, knows=True)
+        request = pb.LeaveRequest(caller=caller, knows=True)
         for _ in range(_ASIDE_TRIES):
             try:
                 self._grpc.send(Call("Leave", [request.SerializeToString()], 0), min(self.timeout_s, ASIDE_S))

@@ -58,9 +58,9 @@ class GrpcTransport(Transport):
             return read_reply(STREAM, wire.joined(self._stream(wire.chunked(data), timeout_s)))
         return self._methods[call.method](data, timeout_s, call.sent)
 
-    def attach(self, request: pb.AttachRequest) -> pb.AttachReply | None:
-        """Ask the server for fast channels; None without an answer."""
-        call = Call("Attach", [request.SerializeToString()], 0)
+    def attach(self) -> pb.AttachReply | None:
+        """Ask the server for the port of its streams; None without an answer."""
+        call = Call("Attach", [pb.AttachRequest().SerializeToString()], 0)
         try:
             reply: pb.AttachReply = self.send(call, min(self._timeout_s, ASIDE_S))
             return reply

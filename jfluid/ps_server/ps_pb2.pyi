@@ -88,7 +88,7 @@ class PushRequest(_message.Message):
     blocks: _containers.RepeatedCompositeFieldContainer[BlockChange]
     hold: bool
     state: bytes
-    def __init__(self, caller: _Optional[_Union[Caller, _Mapping]] = ..., round: _Optional[int] = ..., rows: _Optional[_Iterable[_Union[RowsChange, _Mapping]]] = ..., blocks: _Optional[_Iterable[_Union[BlockChange, _Mapping]]] = ..., hold: _Optional[bool] = ..., state: _Optional[bytes] = ...) -> None: ...
+    def __init__(self, caller: _Optional[_Union[Caller, _Mapping]] = ..., round: _Optional[int] = ..., rows: _Optional[_Iterable[_Union[RowsChange, _Mapping]]] = ..., blocks: _Optional[_Iterable[_Union[BlockChange, _Mapping]]] = ..., hold: bool = ..., state: _Optional[bytes] = ...) -> None: ...
 
 class PushReply(_message.Message):
     __slots__ = ("applied", "rounds", "durable", "server_incarnation")
@@ -100,7 +100,7 @@ class PushReply(_message.Message):
     rounds: int
     durable: int
     server_incarnation: int
-    def __init__(self, applied: _Optional[bool] = ..., rounds: _Optional[int] = ..., durable: _Optional[int] = ..., server_incarnation: _Optional[int] = ...) -> None: ...
+    def __init__(self, applied: bool = ..., rounds: _Optional[int] = ..., durable: _Optional[int] = ..., server_incarnation: _Optional[int] = ...) -> None: ...
 
 class RowsWanted(_message.Message):
     __slots__ = ("table", "ids", "counts")
@@ -136,7 +136,7 @@ class PullRequest(_message.Message):
     blocks: _containers.RepeatedCompositeFieldContainer[BlockWanted]
     confirm: bool
     server_incarnation: int
-    def __init__(self, caller: _Optional[_Union[Caller, _Mapping]] = ..., round: _Optional[int] = ..., rows: _Optional[_Iterable[_Union[RowsWanted, _Mapping]]] = ..., blocks: _Optional[_Iterable[_Union[BlockWanted, _Mapping]]] = ..., confirm: _Optional[bool] = ..., server_incarnation: _Optional[int] = ...) -> None: ...
+    def __init__(self, caller: _Optional[_Union[Caller, _Mapping]] = ..., round: _Optional[int] = ..., rows: _Optional[_Iterable[_Union[RowsWanted, _Mapping]]] = ..., blocks: _Optional[_Iterable[_Union[BlockWanted, _Mapping]]] = ..., confirm: bool = ..., server_incarnation: _Optional[int] = ...) -> None: ...
 
 class BlockValue(_message.Message):
     __slots__ = ("version", "value")
@@ -160,7 +160,7 @@ class PullReply(_message.Message):
     server_incarnation: int
     durable: int
     counted: bool
-    def __init__(self, rows: _Optional[_Iterable[bytes]] = ..., blocks: _Optional[_Iterable[_Union[BlockValue, _Mapping]]] = ..., rounds: _Optional[int] = ..., server_incarnation: _Optional[int] = ..., durable: _Optional[int] = ..., counted: _Optional[bool] = ...) -> None: ...
+    def __init__(self, rows: _Optional[_Iterable[bytes]] = ..., blocks: _Optional[_Iterable[_Union[BlockValue, _Mapping]]] = ..., rounds: _Optional[int] = ..., server_incarnation: _Optional[int] = ..., durable: _Optional[int] = ..., counted: bool = ...) -> None: ...
 
 class ExchangeRequest(_message.Message):
     __slots__ = ("push", "pull")
@@ -179,50 +179,16 @@ class ExchangeReply(_message.Message):
     def __init__(self, push: _Optional[_Union[PushReply, _Mapping]] = ..., pull: _Optional[_Union[PullReply, _Mapping]] = ...) -> None: ...
 
 class AttachRequest(_message.Message):
-    __slots__ = ("client", "process", "file", "proof", "capacity", "used", "reads", "writes")
-    CLIENT_FIELD_NUMBER: _ClassVar[int]
-    PROCESS_FIELD_NUMBER: _ClassVar[int]
-    FILE_FIELD_NUMBER: _ClassVar[int]
-    PROOF_FIELD_NUMBER: _ClassVar[int]
-    CAPACITY_FIELD_NUMBER: _ClassVar[int]
-    USED_FIELD_NUMBER: _ClassVar[int]
-    READS_FIELD_NUMBER: _ClassVar[int]
-    WRITES_FIELD_NUMBER: _ClassVar[int]
-    client: int
-    process: int
-    file: int
-    proof: bytes
-    capacity: int
-    used: _containers.RepeatedScalarFieldContainer[int]
-    reads: int
-    writes: int
-    def __init__(self, client: _Optional[int] = ..., process: _Optional[int] = ..., file: _Optional[int] = ..., proof: _Optional[bytes] = ..., capacity: _Optional[int] = ..., used: _Optional[_Iterable[int]] = ..., reads: _Optional[int] = ..., writes: _Optional[int] = ...) -> None: ...
+    __slots__ = ()
+    def __init__(self) -> None: ...
 
 class AttachReply(_message.Message):
-    __slots__ = ("buffer", "port", "beside")
-    BUFFER_FIELD_NUMBER: _ClassVar[int]
+    __slots__ = ("port", "beside")
     PORT_FIELD_NUMBER: _ClassVar[int]
     BESIDE_FIELD_NUMBER: _ClassVar[int]
-    buffer: int
     port: int
     beside: int
-    def __init__(self, buffer: _Optional[int] = ..., port: _Optional[int] = ..., beside: _Optional[int] = ...) -> None: ...
-
-class LocalRequest(_message.Message):
-    __slots__ = ("method", "bytes")
-    METHOD_FIELD_NUMBER: _ClassVar[int]
-    BYTES_FIELD_NUMBER: _ClassVar[int]
-    method: str
-    bytes: int
-    def __init__(self, method: _Optional[str] = ..., bytes: _Optional[int] = ...) -> None: ...
-
-class LocalReply(_message.Message):
-    __slots__ = ("bytes", "reply")
-    BYTES_FIELD_NUMBER: _ClassVar[int]
-    REPLY_FIELD_NUMBER: _ClassVar[int]
-    bytes: int
-    reply: bytes
-    def __init__(self, bytes: _Optional[int] = ..., reply: _Optional[bytes] = ...) -> None: ...
+    def __init__(self, port: _Optional[int] = ..., beside: _Optional[int] = ...) -> None: ...
 
 class LookUpRequest(_message.Message):
     __slots__ = ("table", "ids", "slot", "server_incarnation")
@@ -260,7 +226,7 @@ class BarrierRequest(_message.Message):
     name: str
     number: int
     passed: bool
-    def __init__(self, caller: _Optional[_Union[Caller, _Mapping]] = ..., name: _Optional[str] = ..., number: _Optional[int] = ..., passed: _Optional[bool] = ...) -> None: ...
+    def __init__(self, caller: _Optional[_Union[Caller, _Mapping]] = ..., name: _Optional[str] = ..., number: _Optional[int] = ..., passed: bool = ...) -> None: ...
 
 class BarrierReply(_message.Message):
     __slots__ = ()
@@ -394,17 +360,15 @@ class StatusReply(_message.Message):
     confirmed: bool
     latest: int
     went_back: str
-    def __init__(self, server: _Optional[int] = ..., servers: _Optional[int] = ..., server_incarnation: _Optional[int] = ..., rounds: _Optional[int] = ..., lost: _Optional[int] = ..., incarnation: _Optional[int] = ..., through: _Optional[int] = ..., tables: _Optional[_Mapping[str, TableStatus]] = ..., blocks: _Optional[_Mapping[str, int]] = ..., trainers: _Optional[_Iterable[int]] = ..., snapshot: _Optional[str] = ..., confirmed: _Optional[bool] = ..., latest: _Optional[int] = ..., went_back: _Optional[str] = ...) -> None: ...
+    def __init__(self, server: _Optional[int] = ..., servers: _Optional[int] = ..., server_incarnation: _Optional[int] = ..., rounds: _Optional[int] = ..., lost: _Optional[int] = ..., incarnation: _Optional[int] = ..., through: _Optional[int] = ..., tables: _Optional[_Mapping[str, TableStatus]] = ..., blocks: _Optional[_Mapping[str, int]] = ..., trainers: _Optional[_Iterable[int]] = ..., snapshot: _Optional[str] = ..., confirmed: bool = ..., latest: _Optional[int] = ..., went_back: _Optional[str] = ...) -> None: ...
 
 class LeaveRequest(_message.Message):
-    __slots__ = ("caller", "client", "knows")
+    __slots__ = ("caller", "knows")
     CALLER_FIELD_NUMBER: _ClassVar[int]
-    CLIENT_FIELD_NUMBER: _ClassVar[int]
     KNOWS_FIELD_NUMBER: _ClassVar[int]
     caller: Caller
-    client: int
     knows: bool
-    def __init__(self, caller: _Optional[_Union[Caller, _Mapping]] = ..., client: _Optional[int] = ..., knows: _Optional[bool] = ...) -> None: ...
+    def __init__(self, caller: _Optional[_Union[Caller, _Mapping]] = ..., knows: bool = ...) -> None: ...
 
 class LeaveReply(_message.Message):
     __slots__ = ("durable", "durable_pulls", "over")
@@ -414,7 +378,7 @@ class LeaveReply(_message.Message):
     durable: int
     durable_pulls: int
     over: bool
-    def __init__(self, durable: _Optional[int] = ..., durable_pulls: _Optional[int] = ..., over: _Optional[bool] = ...) -> None: ...
+    def __init__(self, durable: _Optional[int] = ..., durable_pulls: _Optional[int] = ..., over: bool = ...) -> None: ...
 
 class RecoveryRequest(_message.Message):
     __slots__ = ()
@@ -436,7 +400,7 @@ class RecoveryReply(_message.Message):
     writing: int
     retained: _containers.RepeatedScalarFieldContainer[int]
     newest: int
-    def __init__(self, decided: _Optional[bool] = ..., rounds: _Optional[int] = ..., snapshots: _Optional[_Iterable[int]] = ..., planned: _Optional[int] = ..., writing: _Optional[int] = ..., retained: _Optional[_Iterable[int]] = ..., newest: _Optional[int] = ...) -> None: ...
+    def __init__(self, decided: bool = ..., rounds: _Optional[int] = ..., snapshots: _Optional[_Iterable[int]] = ..., planned: _Optional[int] = ..., writing: _Optional[int] = ..., retained: _Optional[_Iterable[int]] = ..., newest: _Optional[int] = ...) -> None: ...
 
 class PlanSnapshotRequest(_message.Message):
     __slots__ = ("round",)
@@ -450,7 +414,7 @@ class PlanSnapshotReply(_message.Message):
     ROUNDS_FIELD_NUMBER: _ClassVar[int]
     accepted: bool
     rounds: int
-    def __init__(self, accepted: _Optional[bool] = ..., rounds: _Optional[int] = ...) -> None: ...
+    def __init__(self, accepted: bool = ..., rounds: _Optional[int] = ...) -> None: ...
 
 class RetainSnapshotsRequest(_message.Message):
     __slots__ = ("rounds",)

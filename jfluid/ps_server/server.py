@@ -176,10 +176,8 @@ class Server:
         """Take no more calls; give pending calls `grace_s` seconds."""
         self._ended.set()
         stopped = self._grpc.stop(grace_s)
-        for local in (self.service.buffers, self.service.streams):
-            local.stop()
-        for local in (self.service.buffers, self.service.streams):
-            local.end(grace_s)
+        self.service.streams.stop()
+        self.service.streams.end(grace_s)
         if not stopped.wait(grace_s + _CANCELLED_S):
             logger.warning("gRPC still waits for calls that were cancelled; going on without the calls")
         self._threads.shutdown(wait=False)

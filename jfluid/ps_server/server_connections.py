@@ -40,8 +40,6 @@ class ServerConnections:
         heartbeat_s: seconds between heartbeats to each server; 0 for none.
         keep_bytes: size of the replay log of each server.
         credentials: for TLS; None for none.
-        share_memory: whether large messages go through shared memory where a server is on this
-            machine.
     """
 
     def __init__(
@@ -54,7 +52,6 @@ class ServerConnections:
         heartbeat_s: float,
         keep_bytes: int,
         credentials: grpc.ChannelCredentials | None,
-        share_memory: bool,
     ):
         if isinstance(endpoints, str) or not endpoints:
             raise errors.ServerError(f"endpoints: expected a list of host:port, found {endpoints!r}")
@@ -62,8 +59,7 @@ class ServerConnections:
             raise errors.ServerError(f"incarnation: expected a number from 1 to 2**64 - 1, found {incarnation!r}")
         self.trainer = trainer
         self._connections = [
-            ServerConnection(endpoint, token, credentials, timeout_s, trainer, keep_bytes, share_memory)
-            for endpoint in endpoints
+            ServerConnection(endpoint, token, credentials, timeout_s, trainer, keep_bytes) for endpoint in endpoints
         ]
         self._connections[0].on_restart = self._tell_generations
         for connection in self._connections:

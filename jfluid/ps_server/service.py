@@ -3,6 +3,7 @@
 import functools
 import logging
 import os
+import secrets
 import threading
 import time
 import uuid
@@ -31,9 +32,7 @@ from jfluid.ps_server.ledger import Call
 from jfluid.ps_server.metrics import Metrics
 from jfluid.ps_server.round_snapshots import RoundSnapshots
 from jfluid.ps_server.save_root import folder_below
-from jfluid.ps_server.served_channels import answering
-from jfluid.ps_server.shared_memory import AttachedBuffers, random_name
-from jfluid.ps_server.socket_channels import ServedStreams
+from jfluid.ps_server.served_streams import ServedStreams, answering
 from jfluid.ps_server.store import BlockUpdate, Change, RowsUpdate, Store, StoreView, Wanted
 from jfluid.ps_server.sync_rounds import TrainerGroup
 from jfluid.record.profiles import CALLS
@@ -88,10 +87,9 @@ class Service:
         self.metrics = metrics or Metrics(store)
         self.metrics.waits = trainer_group.waits
         self.save_root = None if save_root is None else Path(os.path.realpath(save_root))
-        self.incarnation = random_name()  # of this process of the server; 0 stands for any
+        self.incarnation = secrets.randbits(63) + 1  # of this process of the server; 0 stands for any
         self.snapshot = ""
         answer = answering(self, self.metrics, self._answered)
-        self.buffers = AttachedBuffers(wire.LARGEST_MESSAGE, answer, lambda: self.metrics.part("reply"))
         self.streams = ServedStreams(wire.LARGEST_MESSAGE + wire.OVERHEAD, answer)
         self.ready = threading.Event()
         self.ready.set()
@@ -290,11 +288,7 @@ class Service:
     def attach(self, request: pb.AttachRequest, alive: Alive = always) -> pb.AttachReply:
         # Does not count as a trainer's call: readers attach, too, and must not end the incarnation
         # of the trainer of that number.
-        return pb.AttachReply(
-            buffer=self.buffers.attach(request) if request.process else 0,
-            port=self.streams.port,
-            beside=self.streams.beside,
-        )
+        return pb.AttachReply(port=self.streams.port, beside=self.streams.beside)
 
     def barrier(self, request: pb.BarrierRequest, alive: Alive = always) -> pb.BarrierReply:
         self._heard(request.caller)
@@ -309,8 +303,6 @@ class Service:
     def leave(self, request: pb.LeaveRequest, alive: Alive = always) -> pb.LeaveReply:
         self._heard(request.caller)
         self.trainer_group.leave(request.caller.trainer, request.knows)
-        if request.knows:
-            self.buffers.leave(request.client)
         whose = request.caller.trainer, request.caller.incarnation
         return pb.LeaveReply(
             durable=self._durable.get(whose, 0),

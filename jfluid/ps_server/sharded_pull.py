@@ -65,19 +65,6 @@ class RowRequest(dict[str, Array]):
             self._distinct[table] = kernels.distinct(checked_ids(table, self[table]))
         return self._distinct[table]
 
-    def then(self, call: Callable[[], None]) -> "RowRequest":
-        """Return a request for the same rows that also calls `call` while servers answer, after this request's."""
-        other = RowRequest(self)
-        other._distinct = self._distinct
-
-        def both(_: "RowRequest") -> None:
-            if self.meanwhile is not None:
-                self.meanwhile(self)
-            call()
-
-        other.meanwhile = both
-        return other
-
 
 class ShardedPull:
     """A pull from all servers: fills in the request to each, and merges their answers."""

@@ -22,30 +22,30 @@ import struct
 import threading
 import time
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import grpc
 import numpy as np
 
 from jfluid import errors
-from jfluid.ps_server.served_channels import Answering, Received, ServedChannel, ServedChannels
-from jfluid.ps_server.transport import MOST, STATUS, CallError, FastChannel, FastTransport, lost
+from jfluid.ps_server.transport import STATUS, Call, CallError, Sender, Transport, lost, read_reply
 from jfluid.security import sockets
 
+MOST = 4  # streams of a client to a server, and so its concurrent calls through them
 METHODS = ("Pull", "Push", "Exchange")
-_PURPOSE = "parameter server's streams"
+PURPOSE = "parameter server's streams"
 _MAC_SIZE = 32
 _HEAD = struct.Struct("<IQ")  # the number of a method or of a status, and the bytes that follow
 _WHOLE = _HEAD.size + _MAC_SIZE
-_LOOK_S = 0.5  # between two looks whether the client was closed, or the server stops
+LOOK_S = 0.5  # between two looks whether the client was closed, or the server stops
 _AGAIN_S = 5.0  # between two attempts to connect
-_MOST_SERVED = 1024  # each has a thread
 _MOST_PIECES = 512  # of one system call, which takes 1024
-_CONNECT_S = 5.0
+CONNECT_S = 5.0
 logger = logging.getLogger(__name__)
 
 
-class _Stream:
+class Stream:
     """Side of a stream: calls and answers by turns."""
 
     def __init__(self, connection: sockets.Connection, largest: int):
@@ -114,25 +114,29 @@ class _Stream:
         self.socket.close()
 
 
-# ---- of a client ----
-
-
-class CallStream(_Stream, FastChannel):
+class CallStream(Stream):
     """A client's side of a stream."""
 
     def fits(self, size: int) -> bool:
+        """Return True if a request and a reply of `size` bytes have room."""
         return size <= self._largest
 
     def post(self, method: str, parts: Sequence[Any]) -> None:
+        """Send a request that `fits`. Raises CallError if the server has ended."""
         try:
             self._send(b"C", METHODS.index(method), parts)
         except OSError as error:
             raise _gone(error) from None
 
     def answer(self, timeout_s: float | None, closed: Callable[[], bool] = lambda: False) -> memoryview:
+        """Return the reply.
+
+        Raises CallError when the server refuses the call, has ended, or does not begin to answer in time;
+        ValueError, as gRPC does, when the client is `closed` meanwhile.
+        """
         end = None if timeout_s is None else time.monotonic() + timeout_s
         while True:
-            left_s = _LOOK_S if end is None else min(end - time.monotonic(), _LOOK_S)
+            left_s = LOOK_S if end is None else min(end - time.monotonic(), LOOK_S)
             if self._arrived.poll(max(left_s, 0.0) * 1e3):
                 break
             if closed():
@@ -152,37 +156,99 @@ class CallStream(_Stream, FastChannel):
         return data.toreadonly()
 
 
-class CallStreams(FastTransport[CallStream]):
-    """Transport to a server on a different host through sockets.
+class CallStreams(Transport):
+    """Transport to one server through sockets. Safe for threads.
 
     Args:
         port_of: asks the server for the port of streams; 0 where it has none, None without an answer.
         host: of the server.
         largest: bytes of a message.
         wanted: False disables streams.
+
+    Attributes:
+        possible: False if the server cannot be reached through streams.
     """
 
     def __init__(self, port_of: Callable[[], int | None], host: str, secret: str, largest: int, wanted: bool = True):
-        super().__init__(wanted)
+        self.possible = wanted
+        self._lock = threading.Lock()
+        self._free: list[CallStream] = []
+        self._taken: set[CallStream] = set()
+        self._closed = False
         self._port_of, self._host, self._secret, self._largest = port_of, host, secret, largest
         self._wanted, self._connecting = wanted, False
         self._not_before_s, self._life = 0.0, 0
 
-    def _make(self, size: int) -> CallStream | None:
+    def sender(self, size: int) -> Sender | None:
+        stream = self.take(size)
+        return None if stream is None else partial(self._send, stream)
+
+    def take(self, size: int) -> CallStream | None:
+        """Return an idle stream for messages of at most `size` bytes, or None; without an idle one, begin to connect.
+
+        `give` it back after the call. If the call had no answer `drop` it: a late answer may still come.
+        """
+        with self._lock:
+            if not self.possible or self._closed or len(self._taken) >= MOST:
+                return None
+            stream = next((stream for stream in self._free if stream.fits(size)), None)
+            if stream is not None:
+                self._free.remove(stream)
+                self._taken.add(stream)
+                return stream
+        self._begin_to_connect()
+        return None
+
+    def _begin_to_connect(self) -> None:
         """Connect in a separate thread: a network that drops packets to this port must not delay the call."""
         with self._lock:
             full = len(self._free) + len(self._taken) >= MOST
             if full or self._connecting or time.monotonic() < self._not_before_s:
-                return None
+                return
             self._connecting = True
         threading.Thread(target=self._connect, name="jfluid-ps-connect", daemon=True).start()
-        return None
+
+    def _send(self, stream: CallStream, call: Call, timeout_s: float | None) -> Any:
+        refused = answered = False
+        try:
+            stream.post(call.method, call.parts)
+            if call.sent is not None:
+                call.sent()
+            reply = read_reply(call.method, stream.answer(timeout_s, lambda: self._closed))
+            answered = True
+            return reply
+        except CallError as error:
+            refused = error.told
+            raise
+        finally:
+            (self.give if answered or refused else self.drop)(stream)
+
+    def give(self, stream: CallStream) -> None:
+        """Take a stream back that is idle."""
+        with self._lock:
+            if stream in self._taken:  # otherwise the server has restarted
+                self._taken.remove(stream)
+                self._free.append(stream)
+
+    def drop(self, stream: CallStream) -> None:
+        """Release a stream after a call without an answer."""
+        with self._lock:
+            self._taken.discard(stream)
+        stream.close()
 
     def forget(self) -> None:
         """Forget all streams: the restarted server listens at a different port."""
         with self._lock:
             self.possible, self._not_before_s, self._life = self._wanted, 0.0, self._life + 1
-        super().forget()
+            free, self._free, taken, self._taken = self._free, [], self._taken, set()
+        for stream in taken:
+            stream.shut()
+        for stream in free:
+            stream.close()
+
+    def close(self) -> None:
+        self._closed = True
+        self.forget()
 
     def _connect(self) -> None:
         life, stream, port, possible = self._life, None, None, True
@@ -190,7 +256,7 @@ class CallStreams(FastTransport[CallStream]):
             port = self._port_of()
             if port:
                 stream = CallStream(
-                    sockets.connect((self._host, port), self._secret, _PURPOSE, self._largest, _CONNECT_S),
+                    sockets.connect((self._host, port), self._secret, PURPOSE, self._largest, CONNECT_S),
                     self._largest,
                 )
             possible = port != 0
@@ -206,99 +272,6 @@ class CallStreams(FastTransport[CallStream]):
                 self._not_before_s = time.monotonic() + _AGAIN_S
         if stream is not None:
             stream.socket.close()
-
-
-# ---- of a server ----
-
-
-class _Served(_Stream, ServedChannel):
-    """A server's side of a stream."""
-
-    def __init__(self, connection: sockets.Connection, largest: int, stopping: int):
-        super().__init__(connection, largest)
-        self._arrived.register(stopping, 0)
-        self._memory = np.empty(0, np.uint8)
-
-    def receive(self) -> Received | None:
-        if any(file != self.socket.fileno() for file, _ in self._arrived.poll()):
-            return None
-        code, size = self._receive_head(b"C")
-        if code >= len(METHODS):
-            raise ConnectionError(f"a method of number {code}")
-        if size > len(self._memory):
-            self._memory = np.empty(1 << (size - 1).bit_length(), np.uint8)
-        request = self._memory.data[:size]
-        self._fill(request)
-        return METHODS[code], size, request.toreadonly
-
-    def answer(self, code: grpc.StatusCode, parts: Sequence[Any]) -> None:
-        self._send(b"S", code.value[0], parts)
-
-    def there(self) -> bool:
-        gone = select.poll()
-        gone.register(self.socket, getattr(select, "POLLRDHUP", 0))  # Linux's; elsewhere a hang-up
-        return not gone.poll(0)
-
-
-class ServedStreams(ServedChannels[_Served]):
-    """The streams of a server. Safe for threads.
-
-    Attributes:
-        port: where it listens; 0 for nowhere.
-        beside: the port of gRPC.
-    """
-
-    def __init__(self, largest: int, answering: Answering):
-        super().__init__(answering, "jfluid-ps-stream")
-        self._largest = largest
-        self.port = self.beside = 0
-        self._listener: sockets.Listener | None = None
-        self._accepting: threading.Thread | None = None
-
-    def listen(self, host: str, secret: str, beside: int) -> None:
-        """Take connections from now on, at a free port; at none where the host has no such address."""
-        try:
-            stream = socket.create_server((host, 0), family=socket.AF_INET6 if ":" in host else socket.AF_INET)
-        except OSError as error:
-            logger.warning("%s: no port for large messages, which go through gRPC: %s", host, error)
-            return
-        self._listener = sockets.Listener(stream, secret, _PURPOSE, self._largest, _CONNECT_S)
-        with self._lock:
-            self._listener.return_when(self._hang_up())
-        self.port, self.beside = self._listener.port, beside
-        self._accepting = threading.Thread(target=self._accept, name="jfluid-ps-streams", daemon=True)
-        self._accepting.start()
-
-    def end(self, grace_s: float) -> None:
-        accepting = self._accepting
-        if accepting is not None:
-            accepting.join()
-        super().end(grace_s)
-
-    def _busy(self) -> bool:
-        return self._accepting is not None or super()._busy()
-
-    def _accept(self) -> None:
-        assert self._listener is not None  # it was made before this thread
-        with self._listener as listener:
-            while not self._stopped:
-                for connection in listener.accept(_LOOK_S):
-                    self._begin(connection)
-        with self._lock:
-            self._accepting = None
-            self._release()
-
-    def _begin(self, connection: sockets.Connection) -> None:
-        with self._lock:
-            if self._stopped or len(self._threads) >= _MOST_SERVED:
-                connection.close()
-                return
-            try:
-                self._start(_Served(connection, self._largest, self._hang_up()))
-            # it has disconnected; or there is no memory for another thread
-            except (OSError, RuntimeError) as error:
-                logger.warning("cannot serve a stream: %s", error)
-                connection.close()
 
 
 def _gone(error: OSError) -> CallError:

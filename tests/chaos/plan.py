@@ -66,7 +66,6 @@ class Plan(_Model):
     Attributes:
         seed: of what relays draw, and by which the plan was made.
         launcher: whether jfluid-launch runs the job, or the harness does what it would do.
-        share_memory: whether large messages go through memory that processes share.
         keep: whether trainers keep what a server has no snapshot of, to send it again.
         every_s: seconds between two snapshots.
     """
@@ -74,7 +73,6 @@ class Plan(_Model):
     seed: int
     job: Job
     launcher: bool = False
-    share_memory: bool = True
     keep: bool = True
     every_s: Annotated[float, Field(gt=0)] = 0.3
     steps: Annotated[int, Field(ge=1, le=1000)] = STEPS
@@ -106,7 +104,6 @@ def generate(seed: int) -> Plan:
         job=job,
         launcher=launcher,
         keep=keep,
-        share_memory=draw.random() < 0.6,
         every_s=draw.choice((0.15, 0.3, 0.6, 1000.0)),
         actions=tuple(actions),
     )

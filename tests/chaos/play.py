@@ -166,7 +166,6 @@ class _Performance:
         ]
         environment = {
             "JFLUID_JOB_TOKEN": secrets.token_urlsafe(24),
-            "JFLUID_PS_SHARE_MEMORY": str(int(plan.share_memory)),
             "JAX_PLATFORMS": "cpu",
         }
         spec: dict[str, Any] = {

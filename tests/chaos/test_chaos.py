@@ -76,7 +76,7 @@ def test_a_plan_follows_from_its_seed_and_can_be_written_down():
     assert plans == [generate(seed) for seed in range(200)]
     assert [Plan.model_validate_json(plan.model_dump_json()) for plan in plans] == plans
     assert {plan.job for plan in plans} == set(JOBS)
-    assert {plan.launcher for plan in plans} == {plan.share_memory for plan in plans} == {True, False}
+    assert {plan.launcher for plan in plans} == {True, False}
     deeds = {action.do for plan in plans for action in plan.actions}
     assert deeds == set(Action.model_fields["do"].annotation.__args__)
     assert any(set(action.who) == set(PROCESSES) for plan in plans for action in plan.actions)

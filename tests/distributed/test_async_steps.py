@@ -1,28 +1,21 @@
-"""Asynchronous steps whose gradients leave while the next one computes: what they send when, and that all
-of it arrives once.
-"""
+"""Asynchronous steps: all gradients arrive once."""
 
 import itertools
 import time
-from concurrent.futures import ThreadPoolExecutor
 
 import grpc
 import numpy as np
 import pytest
 
 import jfluid as fluid
-from jfluid import errors, layers
+from jfluid import layers
 from jfluid.distributed.programs.trainer_program import read
-from jfluid.distributed.trainer import async_steps
-from jfluid.distributed.trainer.async_steps import AsyncSteps
 from jfluid.distributed.trainer.communicator import Communicator
-from jfluid.distributed.trainer.strategies import Async
 from jfluid.distributed.wire import connections
-from jfluid.ps_server.client import Client
-from jfluid.ps_server.shared_memory import SharedBuffer
+from jfluid.ps_server.socket_channels import CallStream
 from jfluid.ps_server.transport import CallError
-from tests.distributed.job import alone, parameters, served, trainer_of
-from tests.distributed.test_prefetch import MODEL, a_dataset, noting
+from tests.distributed.job import alone, parameters, trainer_of
+from tests.distributed.test_prefetch import MODEL, a_dataset
 from tests.distributed.test_prefetch import STEPS as BATCHES
 
 ASYNC, STEPS, RATE = 1, 6, 0.5
@@ -61,26 +54,8 @@ def started(program, **settings):
     return communicator
 
 
-@pytest.fixture
-def calls(monkeypatch):
-    """What a trainer asks of servers, in the order of asking."""
-    found = []
-    submit = ThreadPoolExecutor.submit
-
-    def noted(self, function, *args):
-        if function is async_steps.send:
-            found.append("send")
-        return submit(self, function, *args)
-
-    monkeypatch.setattr(Client, "pull", noting("pull", Client.pull, found))
-    monkeypatch.setattr(ThreadPoolExecutor, "submit", noted)
-    return found
-
-
-@pytest.mark.parametrize("shared", ["1", "0"])
 @pytest.mark.parametrize("receive", [1, 5])
-def test_all_gradients_arrive_once(shared, receive, monkeypatch):
-    monkeypatch.setenv("JFLUID_PS_SHARE_MEMORY", shared)
+def test_all_gradients_arrive_once(receive):
     with trainer_of(linear(), sync=False) as (executor, program, (loss,)):
         communicator = started(program, communicator_min_send_grad_num_before_recv=receive)
         for step in range(STEPS):
@@ -94,7 +69,7 @@ def test_all_gradients_arrive_once(shared, receive, monkeypatch):
 
 @pytest.mark.parametrize("every", [2, 3])
 def test_calls_whose_answers_are_lost_are_made_again_once(every, monkeypatch):
-    answer, answers = SharedBuffer.answer, itertools.count(1)
+    answer, answers = CallStream.answer, itertools.count(1)
 
     def lost(self, *args):
         found = answer(self, *args)
@@ -104,7 +79,7 @@ def test_calls_whose_answers_are_lost_are_made_again_once(every, monkeypatch):
 
     with trainer_of(linear(), sync=False) as (executor, program, (loss,)):
         communicator = started(program)
-        monkeypatch.setattr(SharedBuffer, "answer", lost)
+        monkeypatch.setattr(CallStream, "answer", lost)
         for step in range(STEPS):
             executor.run(program, feed=feed_of(step), fetch_list=[loss])
         communicator.stop()
@@ -115,52 +90,6 @@ def test_calls_whose_answers_are_lost_are_made_again_once(every, monkeypatch):
     _, expected = alone(linear(), map(feed_of, range(STEPS)))
     for name, value in expected.items():
         np.testing.assert_allclose(found[name], value, rtol=1e-5)
-
-
-def test_rows_are_asked_for_before_gradients_leave(calls):
-    with trainer_of(linear(), sync=False) as (executor, program, (loss,)):
-        communicator = started(program)
-        executor.run(program, feed=feed_of(0), fetch_list=[loss])
-        calls.clear()
-        for step in range(1, 4):
-            executor.run(program, feed=feed_of(step), fetch_list=[loss])
-        asked = list(calls)
-        communicator.stop()
-    assert asked == ["pull", "send"] * 3
-
-
-def test_a_step_takes_what_came_back_for_the_gradients_before_the_last():
-    losses = []
-    with trainer_of(linear(rows=False), sync=False) as (executor, program, (loss,)):
-        communicator = started(program)
-        for step in range(STEPS):
-            losses += executor.run(program, feed=feed_of(step, False), fetch_list=[loss])
-        communicator.stop()
-    weight, expected, gradients = np.full(256, 0.5), [], []
-    for step in range(STEPS):
-        mean = feed_of(step, False)["x"].mean(0, dtype=np.float64)
-        if step >= 2:
-            weight -= RATE * gradients[step - 2]
-        expected.append((mean * weight).sum())
-        gradients.append(mean / 300)
-    np.testing.assert_allclose(np.reshape(losses, -1), expected, rtol=1e-5)
-
-
-def test_who_reads_servers_sees_all_that_steps_have_sent():
-    with trainer_of(linear(), sync=False) as (executor, program, (loss,)):
-        communicator = started(program)
-        for step in range(3):
-            executor.run(program, feed=feed_of(step), fetch_list=[loss])
-        found = served(program)
-        # and what came back with the last gradients the trainer has, too
-        executor.run(program, feed=feed_of(3), fetch_list=[loss])
-        connections.connect(read(program)).settle()
-        mine = np.array(fluid.global_scope().find_var("w").get_tensor())
-        communicator.stop()
-    _, expected = alone(linear(), map(feed_of, range(3)))
-    for name, value in expected.items():
-        np.testing.assert_allclose(found[name], value, rtol=1e-5)
-    np.testing.assert_allclose(mine, expected["w"], rtol=1e-5)
 
 
 def test_gradients_leave_where_no_step_follows():
@@ -176,21 +105,6 @@ def test_gradients_leave_where_no_step_follows():
         assert calls.status()[0].through == 1
 
 
-def test_failures_reach_the_trainer(monkeypatch):
-    def refuses(*args, **kwargs):
-        raise errors.ServerError("gone")
-
-    with trainer_of(linear(), sync=False) as (executor, program, (loss,)):
-        communicator = started(program)
-        executor.run(program, feed=feed_of(0), fetch_list=[loss])
-        with monkeypatch.context() as patch:
-            patch.setattr(async_steps, "send", refuses)
-            executor.run(program, feed=feed_of(1), fetch_list=[loss])
-            with pytest.raises(errors.ServerError, match="gone"):
-                executor.run(program, feed=feed_of(2), fetch_list=[loss])
-        communicator.stop()
-
-
 def test_batches_of_a_dataset_have_all_their_gradients_sent(tmp_path):
     with trainer_of(MODEL, sync=False) as (executor, program, (*_, data, _)):
         communicator = started(program)
@@ -198,12 +112,3 @@ def test_batches_of_a_dataset_have_all_their_gradients_sent(tmp_path):
         calls = connections.connect(read(program)).calls
         communicator.stop()
         assert calls.status()[0].through == BATCHES
-
-
-@pytest.mark.parametrize("name", ["send_queue_size", "max_merge_var_num"])
-def test_a_thread_merges_gradients_where_settings_let_several_wait(name):
-    with trainer_of(linear(), sync=False) as (_, program, _):
-        for settings, kind in (({}, AsyncSteps), ({f"communicator_{name}": 2}, Async)):
-            communicator = started(program, **settings)
-            assert type(communicator._strategy) is kind
-            communicator.stop()

@@ -254,13 +254,11 @@ def test_trainers_are_killed_anywhere(tmp_path, undisturbed):
     assert_same(found, undisturbed(steps=60))
 
 
-@pytest.mark.parametrize("share_memory", ["1", "0"])
-def test_a_server_is_killed(share_memory, tmp_path, undisturbed):
+def test_a_server_is_killed(tmp_path, undisturbed):
     """It goes on from its last snapshot; what that does not have is sent to it again, by trainers
     that are idle meanwhile.
     """
-    environment = {"JFLUID_PS_SNAPSHOT_EVERY_S": "0.2", "JFLUID_PS_SHARE_MEMORY": share_memory}
-    with Processes(tmp_path, wide=True, **environment) as job:
+    with Processes(tmp_path, wide=True, JFLUID_PS_SNAPSHOT_EVERY_S="0.2") as job:
         step = job.train_until("all servers have a snapshot of round")
         job.hold(step + 2)
         job.trainers[0].until(f"waits at {step + 2};")

@@ -10,7 +10,6 @@ import jfluid as fluid
 from jfluid import errors, places
 from jfluid.environment.process import (
     ASSIGNED,
-    ConnectionVariables,
     DeviceVariables,
     FolderVariables,
     ProcessEnvironment,
@@ -40,7 +39,6 @@ GIVEN = ProcessEnvironment(
     max_rows=10,
     tls_key=Path("key.pem"),
     tls_authority=Path("ca.pem"),
-    share_memory=False,
     snapshot_folder=Path("/cuts"),
     restore=True,
     keep_bytes=0,
@@ -69,7 +67,6 @@ def test_variables_are_texts():
         "JFLUID_PS_MAX_ROWS": "10",
         "JFLUID_PS_TLS_KEY": "key.pem",
         "JFLUID_PS_TLS_AUTHORITY": "ca.pem",
-        "JFLUID_PS_SHARE_MEMORY": "0",
         "JFLUID_PS_SNAPSHOT_FOLDER": "/cuts",
         "JFLUID_PS_RESTORE": "1",
         "JFLUID_PS_KEEP_BYTES": "0",
@@ -88,12 +85,7 @@ def test_defaults_and_empty_variables():
     for empty in ({}, dict.fromkeys(ProcessEnvironment.fields(), "")):
         found = ProcessEnvironment.from_env(empty)
         assert found == ProcessEnvironment() and found.to_env() == {}
-        assert (found.cpu_num, found.silence_s, found.snapshot_every_s, found.share_memory) == (
-            1,
-            60,
-            60,
-            True,
-        )
+        assert (found.cpu_num, found.silence_s, found.snapshot_every_s) == (1, 60, 60)
     assert SecretVariables.from_env({"JFLUID_JOB_TOKEN": ""}).job_token == "", (
         "an empty secret is none that can be used"
     )
@@ -163,7 +155,6 @@ def test_devices(monkeypatch):
             "inf",
             "a number of seconds above 0",
         ),
-        (ConnectionVariables, errors.ServerError, "JFLUID_PS_SHARE_MEMORY", "yes", "0 or 1"),
     ],
 )
 def test_wrong_variables_are_named(kind, error, name, text, expected):

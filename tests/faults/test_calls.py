@@ -24,7 +24,7 @@ CHANCES = {fault.name.lower(): {fault: 0.3} for fault in Fault} | {"all": ALL}
 
 
 @contextlib.contextmanager
-def client_of(chances, share_memory, servers=2, seed=0):
+def client_of(chances, servers=2, seed=0):
     """(a client, the relays between it and its servers)."""
     with contextlib.ExitStack() as stack:
         ports = [
@@ -37,7 +37,6 @@ def client_of(chances, share_memory, servers=2, seed=0):
             Client(
                 [r.endpoint for r in relays],
                 TOKEN,
-                share_memory=share_memory,
                 timeout_s=120,
                 heartbeat_s=0,
             )
@@ -46,11 +45,11 @@ def client_of(chances, share_memory, servers=2, seed=0):
 
 
 @pytest.mark.parametrize("chances", CHANCES.values(), ids=CHANCES)
-def test_every_push_is_applied_once(chances, share_memory):
+def test_every_push_is_applied_once(chances):
     """Push number n adds 1 to row n of a block at each server and to row n of a table, from several
     threads at once.
     """
-    with client_of(chances, share_memory) as (client, relays):
+    with client_of(chances) as (client, relays):
         client.create(
             [specs.TableSpec(name="table", width=WIDTH, initializer=specs.Constant(value=0.0), optimizer=SGD)],
             {n: [specs.BlockSpec(name=f"block{n}", shape=(PUSHES, WIDTH), optimizer=SGD)] for n in range(2)},
@@ -81,7 +80,7 @@ def test_every_push_is_applied_once(chances, share_memory):
 
 
 @pytest.mark.parametrize("kind", ["dense", "distributed"])
-def test_synchronous_training_is_bit_equal(kind, share_memory):
+def test_synchronous_training_is_bit_equal(kind):
     """Whatever happens to calls of all kinds on four ways between trainers and servers."""
     with contextlib.ExitStack() as stack:
         relays = []
@@ -101,7 +100,7 @@ def test_what_happens_is_drawn_from_the_seed():
     chances = dict.fromkeys([Fault.LOSE_REQUEST, Fault.LOSE_REPLY], 0.15)
 
     def happened(seed):
-        with client_of(chances, False, servers=1, seed=seed) as (client, (relay,)):
+        with client_of(chances, servers=1, seed=seed) as (client, (relay,)):
             for _ in range(30):
                 client.status()
             return relay.log
@@ -111,7 +110,7 @@ def test_what_happens_is_drawn_from_the_seed():
 
 
 def test_a_fault_can_be_ordered_for_the_next_call():
-    with client_of({}, False, servers=1) as (client, (relay,)):
+    with client_of({}, servers=1) as (client, (relay,)):
         client.status()
         relay.next(Fault.LOSE_REPLY, Fault.LOSE_REQUEST)
         client.status()

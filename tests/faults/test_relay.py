@@ -134,7 +134,7 @@ def test_a_connection_is_cut_after_as_many_bytes_as_the_seed_says():
 # ---- jobs ----
 
 
-def test_connections_are_cut(share_memory, network):
+def test_connections_are_cut(network):
     """Also between a push and its answer: the push is sent again, and applied once."""
 
     def through(endpoint, trainer):
@@ -146,7 +146,7 @@ def test_connections_are_cut(share_memory, network):
     assert all(relay.cuts for relay in network.relays)
 
 
-def test_networks_are_slow(share_memory, network):
+def test_networks_are_slow(network):
     """Each trainer's way to each server in another manner."""
     ways = iter(
         [
@@ -165,7 +165,7 @@ def test_networks_are_slow(share_memory, network):
     assert_same(trained(through), undisturbed())
 
 
-def test_a_trainer_is_partitioned_from_one_of_two_servers(share_memory, network):
+def test_a_trainer_is_partitioned_from_one_of_two_servers(network):
     """The others wait for it; when the partition heals all go on as if it had not been."""
     with Job(wide_net("sparse"), 2, 2, through=lambda endpoint, trainer: network.relay(endpoint).endpoint) as job:
         job.begin()

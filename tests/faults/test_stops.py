@@ -75,20 +75,16 @@ def server_with_metrics():
             pass
 
 
-def calls(**options):
-    """A server and a client that pushes large messages until they take the way that it wants."""
-
-    def run():
-        with Server(Settings(token=TOKEN)) as served:
-            endpoints = [f"127.0.0.1:{served.port}"]
-            with Client(endpoints, TOKEN, trainer=0, timeout_s=LIMIT, **options) as client:
-                client.create([], {0: [WIDE]})
-                for _ in range(8):
-                    client.push(blocks={"w": np.ones((300, 300), np.float32)})
-                    time.sleep(0.01)
-                client.pull(blocks=["w"])
-
-    return run
+def calls():
+    """A server and a client that pushes large messages until they go through a stream."""
+    with Server(Settings(token=TOKEN)) as served:
+        endpoints = [f"127.0.0.1:{served.port}"]
+        with Client(endpoints, TOKEN, trainer=0, timeout_s=LIMIT, heartbeat_s=0.05) as client:
+            client.create([], {0: [WIDE]})
+            for _ in range(8):
+                client.push(blocks={"w": np.ones((300, 300), np.float32)})
+                time.sleep(0.01)
+            client.pull(blocks=["w"])
 
 
 def client_whose_server_is_gone():
@@ -224,8 +220,7 @@ def profiles():
 STOPPED = {
     "server": server,
     "server with metrics": server_with_metrics,
-    "calls through memory": calls(heartbeat_s=0.05),
-    "calls through streams": calls(share_memory=False),
+    "calls through streams": calls,
     "client whose server is gone": client_whose_server_is_gone,
     "job of servers": job_of_servers,
     "listener and strangers": listener_and_strangers,

@@ -7,7 +7,6 @@ sent, in its order. docs/security.md lists the messages and states.
 
 import contextlib
 import hmac
-import os
 import secrets
 import socket
 import struct
@@ -29,9 +28,9 @@ from jfluid.launch import messages
 from jfluid.launch.failure import Failure
 from jfluid.launch.nodes import Node
 from jfluid.launch.rendezvous import Follower, Head
-from jfluid.ps_server import auth, shared_memory, socket_channels, transport
-from jfluid.ps_server import ps_pb2 as pb
-from jfluid.ps_server.socket_channels import CallStream, ServedStreams
+from jfluid.ps_server import auth, socket_channels
+from jfluid.ps_server.served_streams import ServedStreams
+from jfluid.ps_server.socket_channels import CallStream
 from jfluid.security import sockets
 from jfluid.security.secret import key_for
 from tests.fuzz.harness import fuzzed
@@ -317,7 +316,7 @@ def head(peer, kind, code, body):
     code = 3 if kind == "method 3" else code
     size = LONGEST + 1 if kind == "too large" else len(body)
     data = bytearray(
-        socket_channels._Stream._head(side, b"S" if kind == "answer" else b"C", number % (1 << 64), code, size)
+        socket_channels.Stream._head(side, b"S" if kind == "answer" else b"C", number % (1 << 64), code, size)
     )
     if kind == "altered":
         data[0] ^= 1
@@ -334,7 +333,7 @@ def head(peer, kind, code, body):
 )
 def test_streams_answer_calls_and_nothing_else(greeting, calls, piece, end):
     with bounded(), served() as (streams, asked):
-        peer = Peer(streams.port, socket_channels._PURPOSE, piece)
+        peer = Peer(streams.port, socket_channels.PURPOSE, piece)
         expected = []
         if peer.greet(greeting):
             for kind, code, body in calls:
@@ -347,7 +346,7 @@ def test_streams_answer_calls_and_nothing_else(greeting, calls, piece, end):
         count = len(asked)
         assert asked == expected[:count]
         own = CallStream(
-            sockets.connect(("127.0.0.1", streams.port), SECRET, socket_channels._PURPOSE, LONGEST, LIMIT),
+            sockets.connect(("127.0.0.1", streams.port), SECRET, socket_channels.PURPOSE, LONGEST, LIMIT),
             LONGEST,
         )
         own.post("Pull", [b"honest"])
@@ -358,64 +357,6 @@ def test_streams_answer_calls_and_nothing_else(greeting, calls, piece, end):
 
 
 # ---- calls through pipes and shared memory -------------------------------------------------------
-
-
-@fuzzed(40)
-@given(
-    st.lists(
-        st.tuples(
-            st.sampled_from(["right", "lied", "cut", "too long", "empty", "noise"]),
-            st.sampled_from(["Pull", "Push", "Exchange", "Status", "", "\0"]),
-            st.sampled_from([0, 5, 1 << 20, (1 << 20) + 1, 1 << 63, 2**64 - 1]),
-        ),
-        max_size=5,
-    ),
-    st.booleans(),
-)
-def test_pipes_answer_whole_requests_alone(requests, goes):
-    answered = []
-
-    def answer(method, size, request, alive):
-        try:
-            request()
-        except errors.ServerError as error:
-            return grpc.StatusCode.OUT_OF_RANGE, [str(error).encode()]
-        answered.append(method)
-        return grpc.StatusCode.OK, [b"here"]
-
-    attached = shared_memory.AttachedBuffers(1 << 21, answer)
-    client = shared_memory.SharedBuffers(attached.attach)
-    buffer = client.take(1 << 20)
-    pipes, right, ended = buffer.pipes, 0, False
-    with contextlib.suppress(transport.CallError, OSError):
-        for kind, method, size in requests:
-            request = pb.LocalRequest(method=method, bytes=size if kind == "lied" else 5).SerializeToString()
-            whole = struct.pack("<H", len(request)) + request
-            os.write(
-                pipes._out,
-                {
-                    "cut": whole[: len(whole) // 2],
-                    "too long": struct.pack("<H", 60_000) + request,
-                    "empty": struct.pack("<H", 0),
-                    "noise": b"\xff",
-                }.get(kind, whole),
-            )
-            if kind not in ("right", "lied"):
-                ended = True
-                break
-            with contextlib.suppress(transport.CallError):
-                pipes.answer(LIMIT)
-                right += 1
-    assert len(answered) == right
-    if ended:
-        with pytest.raises(transport.CallError):
-            pipes.answer(LIMIT)
-        until(lambda: not attached._threads, "the thread of a pipe is left")
-    if goes:
-        del buffer, pipes, client
-    attached.stop()
-    attached.end(LIMIT)
-    until(lambda: not attached._threads and attached._stopping is None, "a thread is left")
 
 
 # ---- numbers and proofs of calls through gRPC ----------------------------------------------------

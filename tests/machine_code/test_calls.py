@@ -66,8 +66,6 @@ def known():
         direct_rows.merge(ids, values, 9, 3)
         x, y = zeros(20, 30), zeros(20, 40)
         direct_product.product(x, y, (0, 0))
-        direct_product.layer(x, y, zeros(40), "relu", (0, 0))
-        direct_product.updated(x, y, zeros(30, 40), np.ones(1, np.float32), (0, 0))
         images, filters, grad = zeros(2, 9, 11, 3), zeros(3, 3, 3, LANES), zeros(2, 9, 11, LANES)
         direct_convolution.forward(images, filters, (1, 1), (1, 1), (9, 11))
         direct_convolution.gradient(images, grad, (3, 3), (1, 1), (1, 1))
@@ -106,7 +104,7 @@ def test_arrays_that_do_not_fit_are_refused(known, name):
 
 # Numbers that say how work is done, where others do as well, or of what is done to numbers.
 FREE = {"memory", "backwards", "gate", "cell", "candidate", "origin", "x_turned", "y_turned"}
-FREE |= {"x_copied", "parts", "groups", "held", "finish", "top", "left", "stride", "group"}
+FREE |= {"x_copied", "parts", "groups", "held", "top", "left", "stride", "group"}
 FREE |= {"chunks", "band", "bands", "places", "room", "down", "across", "direct"}
 
 

@@ -19,8 +19,9 @@ from jfluid.compile.runtime.executables import Executables
 
 
 @pytest.fixture
-def interprets():
-    """Switch the interpreter on."""
+def interprets(monkeypatch):
+    """Switch the interpreter on; second calls begin compilations."""
+    monkeypatch.setattr(beside, "_PAYS", 0.0)
     fluid.set_flags({"FLAGS_interpret_first_steps": True})
     yield
     fluid.set_flags({"FLAGS_interpret_first_steps": False})
@@ -68,8 +69,8 @@ def batches(count):
 
 
 def losses(loss, count):
-    program, startup = fluid.default_main_program(), fluid.default_startup_program()
-    program.random_seed = startup.random_seed = 7
+    main, startup = fluid.default_main_program(), fluid.default_startup_program()
+    main.random_seed = startup.random_seed = 7
     with fluid.scope_guard(fluid.Scope()):
         exe = fluid.Executor(fluid.CPUPlace())
         exe.run(startup)
@@ -103,6 +104,20 @@ def test_what_runs_once_is_not_compiled(interprets):
     function = Executables(lambda: jax.jit(lambda x: x * 2), interprets=jax.devices("cpu")[0])
     assert function(np.arange(3.0, dtype=np.float32)).tolist() == [0, 2, 4]
     assert function.count() == 0 and not compiling()
+
+
+def test_small_steps_are_compiled_once_interpreting_took_as_long_as_tracing(interprets, held, monkeypatch):
+    clock = iter(range(1000))
+    monkeypatch.setattr(beside, "_PAYS", 1.0)
+    monkeypatch.setattr(beside.time, "perf_counter", lambda: next(clock) * 0.1)
+    function = jax.jit(lambda x: x * 2).trace(np.ones(2, np.float32))
+    step = beside.Beside(function, 1.5, lambda: None, jax.devices("cpu")[0])
+    begun = []
+    for _ in range(12):
+        step.run((np.ones(2, np.float32),))
+        begun.append(bool(compiling()))
+    assert begun == sorted(begun) and begun[-1]
+    assert 3 < begun.index(True) < 9  # a call takes 0.2 s of this clock
 
 
 def test_results_do_not_share_memory_with_arguments(interprets):
@@ -194,7 +209,8 @@ def test_half_precision_that_numpy_does_not_know_waits(interprets):
     assert function.count() == 1
 
 
-def test_batches_run_in_a_larger_bucket_until_their_own_is_compiled(interprets, held):
+def test_batches_run_in_a_larger_bucket_until_their_own_is_compiled(interprets, held, monkeypatch):
+    monkeypatch.setattr("jfluid.compile.dynamic_shapes.stream.ShapeStream._pays", lambda *_: True)
     x = fluid.data("x", [None, 4])
     loss = layers.mean(layers.fc(x, 3))
     exe = fluid.Executor(fluid.CPUPlace())

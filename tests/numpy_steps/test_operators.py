@@ -1,13 +1,17 @@
 """Every recorded case of an operator, forward and gradient, by NumPy beside XLA."""
 
+import itertools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
 from jfluid.check_device import cases
+from jfluid.compile.numpy_steps import interpreter
 from jfluid.compile.numpy_steps.beside import Listing, NoRule
 from jfluid.compile.numpy_steps.interpreter import host_value
+from jfluid.machine_code import direct_product, direct_rows, kernel_registry
 from tests.dynamic_shapes.padding import difference
 from tests.dynamic_shapes.test_operators import weights
 
@@ -58,3 +62,47 @@ def test_rules_that_recorded_cases_do_not_reach(function):
     with jax.enable_x64(True):
         (found,) = Listing(jax.make_jaxpr(function)(x)).run([x])
         np.testing.assert_allclose(found, function(jnp.asarray(x)), 1e-6)
+
+
+def kernel_calls():
+    """Functions of the kernels that have rules, with arrays; rows outside a table among them."""
+    draw = np.random.RandomState(4)
+    rows = draw.randint(-3, 60, 300).astype("int64")
+    table, values = (draw.rand(n, 9).astype("float32") for n in (50, 300))
+    x, y = draw.rand(130, 90).astype("float32"), draw.rand(90, 70).astype("float32")
+    return {
+        "take": (direct_rows.take, (table, rows)),
+        "put": (lambda t, r, v: direct_rows.put(t, r, v), (table, draw.permutation(300).astype("int64") - 5, values)),
+        "add": (lambda t, r, v: direct_rows.add(t, r, v, jnp.float32(-0.5)), (table, rows, values)),
+        "merge": (lambda r, v: direct_rows.merge(r, v, 50, 16), (rows, values)),
+        **{
+            f"product {over}": (
+                lambda a, b, over=over: direct_product.product(a, b, over),
+                (x if over[0] else x.T, y.T if over[1] else y),
+            )
+            for over in itertools.product((0, 1), repeat=2)
+        },
+    }
+
+
+@pytest.mark.parametrize(
+    "name", ["take", "put", "add", "merge", *(f"product {o}" for o in ("(0, 0)", "(0, 1)", "(1, 0)", "(1, 1)"))]
+)
+def test_kernels(name):
+    """A kernel's rule gives what its machine code gives, and no call of the kernel is compiled."""
+    if not kernel_registry.is_on("product" if "product" in name else "row"):
+        pytest.skip("the processor has no vectors for the group")
+    with jax.enable_x64(True):
+        function, arrays = kernel_calls()[name]
+        closed = jax.make_jaxpr(function)(*arrays)
+        assert "ffi_call" in str(closed)
+        before = len(interpreter._Alone.compiled)
+        found = Listing(closed).run(list(arrays))
+        assert len(interpreter._Alone.compiled) == before
+        expected = jax.tree.leaves(jax.jit(function)(*arrays))
+        if name == "merge":  # the sums beyond the distinct rows are undefined
+            count = int(expected[2][0])
+            found[1], expected[1] = found[1][:count], expected[1][:count]
+    assert [f.dtype for f in found] == [e.dtype for e in expected]
+    for own, exact in zip(found, expected, strict=True):
+        np.testing.assert_allclose(own, exact, 1e-5)

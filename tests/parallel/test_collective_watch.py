@@ -6,8 +6,8 @@ import time
 
 import pytest
 
-from jfluid import collective_watch
-from jfluid.collective_watch import RUN, STEP, CollectiveWatch, State, contradiction
+from jfluid.processes import collective_watch
+from jfluid.processes.collective_watch import RUN, STEP, CollectiveWatch, State, contradiction
 from tests.launch_case import gang
 
 
@@ -101,7 +101,7 @@ def test_a_waiting_rank_logs_the_absent_rank_once_and_finds_its_end(clock, caplo
         result.ready = one._state.calls == 1
         one.look()
         two.look()
-    with caplog.at_level(logging.WARNING, "jfluid.collective_watch"):
+    with caplog.at_level(logging.WARNING, "jfluid.processes.collective_watch"):
         for _ in range(8):
             clock[0] += 1.0
             assert one.look() is None

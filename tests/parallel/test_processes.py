@@ -11,7 +11,8 @@ import numpy as np
 import pytest
 
 import jfluid as fluid
-from jfluid import collective_watch, errors, processes
+from jfluid import errors, processes
+from jfluid.processes import collective_watch
 from tests.launch_case import launched
 from tests.parity.parallel import train
 from tests.ports import free_port

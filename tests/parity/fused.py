@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from tests.parity.ops import Rows
+from tests.parity.ops import Rows, operator
 
 RNG = np.random.RandomState(5)
 
@@ -28,90 +28,66 @@ POOLED = [Rows(_r(6, 4), LENGTHS), Rows(_r(5, 4), [[1, 2, 2]])]
 COUNTS = [Rows(np.abs(p.values), p.lengths) for p in POOLED]
 
 CASES = [
-    ("fusion_gru", "fusion_gru", GRU, ["Hidden"], {}, GRU_OTHERS, []),
-    (
+    operator("fusion_gru", "fusion_gru", GRU, outs=["Hidden"], others=GRU_OTHERS),
+    operator(
         "fusion_gru start, reverse",
         "fusion_gru",
         {**GRU, "H0": H_0},
-        ["Hidden"],
-        {"is_reverse": True, "use_seq": False},
-        GRU_OTHERS,
-        [],
+        outs=["Hidden"],
+        attrs={"is_reverse": True, "use_seq": False},
+        others=GRU_OTHERS,
     ),
-    (
+    operator(
         "fusion_lstm peepholes",
         "fusion_lstm",
         {**LSTM, **PEEPHOLES},
-        ["Hidden", "Cell"],
-        {"use_peepholes": True},
-        LSTM_OTHERS + ["CheckedCell"],
-        [],
+        outs=["Hidden", "Cell"],
+        attrs={"use_peepholes": True},
+        others=LSTM_OTHERS + ["CheckedCell"],
     ),
-    (
+    operator(
         "fusion_lstm start, reverse",
         "fusion_lstm",
         {**LSTM, **PLAIN, **START},
-        ["Hidden", "Cell"],
-        {"use_peepholes": False, "is_reverse": True, "candidate_activation": "relu"},
-        LSTM_OTHERS + ["CheckedCell"],
-        [],
+        outs=["Hidden", "Cell"],
+        attrs={"use_peepholes": False, "is_reverse": True, "candidate_activation": "relu"},
+        others=LSTM_OTHERS + ["CheckedCell"],
     ),
-    (
+    operator(
         "fused_embedding_fc_lstm",
         "fused_embedding_fc_lstm",
         {**EMBEDDED, **PLAIN},
-        ["Hidden", "Cell"],
-        {"use_peepholes": False},
-        LSTM_OTHERS,
-        [],
+        outs=["Hidden", "Cell"],
+        attrs={"use_peepholes": False},
+        others=LSTM_OTHERS,
     ),
-    (
+    operator(
         "fused_embedding_fc_lstm start, reverse",
         "fused_embedding_fc_lstm",
         {**EMBEDDED, **PLAIN, **START},
-        ["Hidden", "Cell"],
-        {"use_peepholes": False, "is_reverse": True, "use_seq": False},
-        LSTM_OTHERS,
-        [],
+        outs=["Hidden", "Cell"],
+        attrs={"use_peepholes": False, "is_reverse": True, "use_seq": False},
+        others=LSTM_OTHERS,
     ),
-    (
+    operator(
         "fusion_seqconv_eltadd_relu",
         "fusion_seqconv_eltadd_relu",
         {"X": X, "Filter": _r(3 * M, 4), "Bias": _r(1, 4)},
-        ["Out"],
-        WINDOW,
-        ["ColMat"],
-        [],
+        attrs=WINDOW,
+        others=["ColMat"],
     ),
-    (
+    operator(
         "fusion_seqexpand_concat_fc",
         "fusion_seqexpand_concat_fc",
-        {
-            "X": [X, Rows(_r(3, 2), ONES), Rows(_r(3, 1), ONES)],
-            "FCWeight": _r(M + 3, 4),
-            "FCBias": _r(1, 4),
-        },
-        ["Out"],
-        {"fc_activation": "tanh"},
-        ["FCOut"],
-        [],
+        {"X": [X, Rows(_r(3, 2), ONES), Rows(_r(3, 1), ONES)], "FCWeight": _r(M + 3, 4), "FCBias": _r(1, 4)},
+        attrs={"fc_activation": "tanh"},
+        others=["FCOut"],
     ),
-    (
-        "fusion_seqpool_concat",
-        "fusion_seqpool_concat",
-        {"X": POOLED},
-        ["Out"],
-        {"pooltype": "SQRT"},
-        [],
-        [],
-    ),
-    (
+    operator("fusion_seqpool_concat", "fusion_seqpool_concat", {"X": POOLED}, attrs={"pooltype": "SQRT"}),
+    operator(
         "fusion_seqpool_cvm_concat",
         "fusion_seqpool_cvm_concat",
         {"X": COUNTS, "CVM": np.ones((3, 2), "float32")},
-        ["Out"],
-        {"pooltype": "SUM", "use_cvm": True},
-        [],
-        [],
+        attrs={"pooltype": "SUM", "use_cvm": True},
     ),
 ]

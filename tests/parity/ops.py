@@ -1,8 +1,7 @@
 """Single operators on sequences, and on what else Fluid alone can tell, for any engine that offers
 the Fluid API.
 
-A case is (name, operator, inputs, outputs to compare, attributes, other outputs, inputs whose
-gradients to compare).
+`operator` makes a case.
 """
 
 import numpy as np
@@ -23,6 +22,11 @@ def _r(*shape):
 
 def _i(values, dtype="int64"):
     return np.array(values, dtype)
+
+
+def operator(name, op, inputs, outs=("Out",), attrs=(), others=(), grads=()):
+    """A case: name, operator, inputs, outputs to compare, attributes, further outputs, inputs with gradients."""
+    return name, op, inputs, list(outs), dict(attrs), list(others), list(grads)
 
 
 LENGTHS = [[2, 0, 3]]
@@ -66,175 +70,96 @@ def _chunk_cases():
             wanted, changed = found.copy(), r.rand(40) < 0.3
             wanted[changed] = r.randint(0, 3 * tags + 1, (changed.sum(), 1))
             lengths = [[10, 0, 17, 13]]
-            yield (
+            yield operator(
                 "chunk_eval_%s_%d" % (scheme, len(excluded)),
                 "chunk_eval",
-                {
-                    "Inference": Rows(found, lengths, "int64"),
-                    "Label": Rows(wanted, lengths, "int64"),
-                },
-                CHUNKS,
-                {"num_chunk_types": 3, "chunk_scheme": scheme, "excluded_chunk_types": excluded},
-                [],
-                [],
+                {"Inference": Rows(found, lengths, "int64"), "Label": Rows(wanted, lengths, "int64")},
+                outs=CHUNKS,
+                attrs={"num_chunk_types": 3, "chunk_scheme": scheme, "excluded_chunk_types": excluded},
             )
-    yield (
+    yield operator(
         "chunk_eval_dense",
         "chunk_eval",
-        {
-            "Inference": found.reshape(4, 10),
-            "Label": wanted.reshape(4, 10),
-            "SeqLength": _i([10, 3, 7, 0]),
-        },
-        CHUNKS,
-        {"num_chunk_types": 3, "chunk_scheme": "plain", "excluded_chunk_types": []},
-        [],
-        [],
+        {"Inference": found.reshape(4, 10), "Label": wanted.reshape(4, 10), "SeqLength": _i([10, 3, 7, 0])},
+        outs=CHUNKS,
+        attrs={"num_chunk_types": 3, "chunk_scheme": "plain", "excluded_chunk_types": []},
     )
 
 
 CASES = [
     *[
-        (
+        operator(
             "sequence_pool_" + kind,
             "sequence_pool",
             {"X": X},
-            ["Out", "MaxIndex"] if kind == "MAX" else ["Out"],
-            {"pooltype": kind, "pad_value": -5.0},
-            [] if kind == "MAX" else ["MaxIndex"],
-            ["X"],
+            outs=["Out", "MaxIndex"] if kind == "MAX" else ["Out"],
+            attrs={"pooltype": kind, "pad_value": -5.0},
+            others=[] if kind == "MAX" else ["MaxIndex"],
+            grads=["X"],
         )
         for kind in ("SUM", "AVERAGE", "SQRT", "MAX", "LAST", "FIRST")
     ],
-    (
-        "sequence_pool_levels",
-        "sequence_pool",
-        {"X": X_2},
-        ["Out"],
-        {"pooltype": "SUM"},
-        ["MaxIndex"],
-        ["X"],
+    operator(
+        "sequence_pool_levels", "sequence_pool", {"X": X_2}, attrs={"pooltype": "SUM"}, others=["MaxIndex"], grads=["X"]
     ),
-    (
-        "sequence_softmax",
-        "sequence_softmax",
-        {"X": Rows([[1], [2], [3], [4], [5]], LENGTHS)},
-        ["Out"],
-        {},
-        [],
-        ["X"],
+    operator("sequence_softmax", "sequence_softmax", {"X": Rows([[1], [2], [3], [4], [5]], LENGTHS)}, grads=["X"]),
+    operator("sequence_expand_rows", "sequence_expand", {"X": _r(3, 2), "Y": X}, attrs={"ref_level": 0}, grads=["X"]),
+    operator(
+        "sequence_expand_last_level", "sequence_expand", {"X": _r(3, 2), "Y": X_2}, attrs={"ref_level": -1}, grads=["X"]
     ),
-    (
-        "sequence_expand_rows",
-        "sequence_expand",
-        {"X": _r(3, 2), "Y": X},
-        ["Out"],
-        {"ref_level": 0},
-        [],
-        ["X"],
-    ),
-    (
-        "sequence_expand_last_level",
-        "sequence_expand",
-        {"X": _r(3, 2), "Y": X_2},
-        ["Out"],
-        {"ref_level": -1},
-        [],
-        ["X"],
-    ),
-    (
+    operator(
         "sequence_expand_sequences",
         "sequence_expand",
         {"X": Rows([[1], [2], [3], [4]], [[1, 3]]), "Y": Rows([[0]] * 5, [[2, 3], [1] * 5])},
-        ["Out"],
-        {"ref_level": 0},
-        [],
-        ["X"],
+        attrs={"ref_level": 0},
+        grads=["X"],
     ),
-    (
+    operator(
         "sequence_expand_none",
         "sequence_expand",
         {"X": Rows([[1], [2], [3], [4]], [[1, 3]]), "Y": Rows([[0]] * 2, [[2, 0]])},
-        ["Out"],
-        {"ref_level": 0},
-        [],
-        [],
+        attrs={"ref_level": 0},
     ),
-    ("sequence_expand_as", "sequence_expand_as", {"X": _r(3, 2), "Y": X}, ["Out"], {}, [], ["X"]),
-    (
-        "sequence_concat",
-        "sequence_concat",
-        {"X": [X, Rows([[0, 1], [0, 2], [0, 3]], [[1, 1, 1]])]},
-        ["Out"],
-        {},
-        [],
-        ["X"],
+    operator("sequence_expand_as", "sequence_expand_as", {"X": _r(3, 2), "Y": X}, grads=["X"]),
+    operator(
+        "sequence_concat", "sequence_concat", {"X": [X, Rows([[0, 1], [0, 2], [0, 3]], [[1, 1, 1]])]}, grads=["X"]
     ),
-    (
+    operator(
         "sequence_slice",
         "sequence_slice",
         {"X": X, "Offset": _i([[0], [0], [1]]), "Length": _i([[1], [0], [2]])},
-        ["Out"],
-        {},
-        [],
-        ["X"],
+        grads=["X"],
     ),
-    (
+    operator(
         "sequence_pad",
         "sequence_pad",
         {"X": X, "PadValue": np.array([9], "float32")},
-        ["Out", "Length"],
-        {"padded_length": -1},
-        [],
-        ["X"],
+        outs=["Out", "Length"],
+        attrs={"padded_length": -1},
+        grads=["X"],
     ),
-    (
+    operator(
         "sequence_pad_length",
         "sequence_pad",
         {"X": X, "PadValue": np.array([9, 8], "float32")},
-        ["Out", "Length"],
-        {"padded_length": 4},
-        [],
-        ["X"],
+        outs=["Out", "Length"],
+        attrs={"padded_length": 4},
+        grads=["X"],
     ),
-    (
-        "sequence_unpad",
-        "sequence_unpad",
-        {"X": _r(3, 4, 2), "Length": _i([2, 1, 3])},
-        ["Out"],
-        {},
-        [],
-        ["X"],
+    operator("sequence_unpad", "sequence_unpad", {"X": _r(3, 4, 2), "Length": _i([2, 1, 3])}, grads=["X"]),
+    operator("sequence_unpad_numbers", "sequence_unpad", {"X": _r(3, 4), "Length": _i([2, 0, 3])}),
+    operator(
+        "sequence_reshape_wider", "sequence_reshape", {"X": Rows(_r(6, 2), [[2, 4]])}, attrs={"new_dim": 4}, grads=["X"]
     ),
-    (
-        "sequence_unpad_numbers",
-        "sequence_unpad",
-        {"X": _r(3, 4), "Length": _i([2, 0, 3])},
-        ["Out"],
-        {},
-        [],
-        [],
-    ),
-    (
-        "sequence_reshape_wider",
-        "sequence_reshape",
-        {"X": Rows(_r(6, 2), [[2, 4]])},
-        ["Out"],
-        {"new_dim": 4},
-        [],
-        ["X"],
-    ),
-    (
+    operator(
         "sequence_reshape_narrower",
         "sequence_reshape",
         {"X": Rows(_r(3, 4), [[1, 2]])},
-        ["Out"],
-        {"new_dim": 2},
-        [],
-        ["X"],
+        attrs={"new_dim": 2},
+        grads=["X"],
     ),
-    ("sequence_reverse", "sequence_reverse", {"X": X}, ["Y"], {}, [], ["X"]),
-    (
+    operator("sequence_reverse", "sequence_reverse", {"X": X}, outs=["Y"], grads=["X"]),
+    operator(
         "sequence_scatter",
         "sequence_scatter",
         {
@@ -242,58 +167,33 @@ CASES = [
             "Ids": Rows([[0], [1], [0], [2], [2]], LENGTHS, "int64"),
             "Updates": Rows([[1], [2], [3], [4], [5]], LENGTHS),
         },
-        ["Out"],
-        {},
-        [],
-        ["X", "Updates"],
+        grads=["X", "Updates"],
     ),
-    (
-        "sequence_enumerate",
-        "sequence_enumerate",
-        {"X": IDS},
-        ["Out"],
-        {"win_size": 2, "pad_value": 0},
-        [],
-        [],
-    ),
-    ("sequence_erase", "sequence_erase", {"X": IDS}, ["Out"], {"tokens": [2]}, [], []),
-    (
-        "sequence_mask",
-        "sequence_mask",
-        {"X": _i([2, 0, 3])},
-        ["Y"],
-        {"maxlen": 4, "out_dtype": 5},
-        [],
-        [],
-    ),
-    (
+    operator("sequence_enumerate", "sequence_enumerate", {"X": IDS}, attrs={"win_size": 2, "pad_value": 0}),
+    operator("sequence_erase", "sequence_erase", {"X": IDS}, attrs={"tokens": [2]}),
+    operator("sequence_mask", "sequence_mask", {"X": _i([2, 0, 3])}, outs=["Y"], attrs={"maxlen": 4, "out_dtype": 5}),
+    operator(
         "sequence_mask_longest",
         "sequence_mask",
         {"X": _i([[2, 0], [3, 1]])},
-        ["Y"],
-        {"maxlen": -1, "out_dtype": 3},
-        [],
-        [],
+        outs=["Y"],
+        attrs={"maxlen": -1, "out_dtype": 3},
     ),
-    (
+    operator(
         "sequence_conv",
         "sequence_conv",
         {"X": X, "Filter": _r(6, 2)},
-        ["Out"],
-        {"contextStart": -1, "contextLength": 3, "contextStride": 1},
-        [],
-        ["X", "Filter"],
+        attrs={"contextStart": -1, "contextLength": 3, "contextStride": 1},
+        grads=["X", "Filter"],
     ),
-    (
+    operator(
         "sequence_conv_ahead",
         "sequence_conv",
         {"X": X, "Filter": _r(6, 2)},
-        ["Out"],
-        {"contextStart": 0, "contextLength": 3, "contextStride": 1},
-        [],
-        ["X", "Filter"],
+        attrs={"contextStart": 0, "contextLength": 3, "contextStride": 1},
+        grads=["X", "Filter"],
     ),
-    (
+    operator(
         "sequence_topk_avg_pooling",
         "sequence_topk_avg_pooling",
         {
@@ -301,265 +201,182 @@ CASES = [
             "ROW": Rows(np.zeros((5, 1)), [[3, 2]]),
             "COLUMN": Rows(np.zeros((6, 1)), [[2, 4]]),
         },
-        ["Out"],
-        {"topks": [1, 3], "channel_num": 1},
-        ["pos"],
-        ["X"],
+        attrs={"topks": [1, 3], "channel_num": 1},
+        others=["pos"],
+        grads=["X"],
     ),
-    ("lod_reset_offsets", "lod_reset", {"X": X}, ["Out"], {"target_lod": [0, 1, 5]}, [], ["X"]),
-    ("lod_reset_like", "lod_reset", {"X": X, "Y": X_2}, ["Out"], {}, [], ["X"]),
-    (
-        "lod_reset_by_tensor",
-        "lod_reset",
-        {"X": X, "Y": _i([0, 4, 5], "int32")},
-        ["Out"],
-        {},
-        [],
-        ["X"],
-    ),
-    (
-        "lod_reset_append",
-        "lod_reset",
-        {"X": X},
-        ["Out"],
-        {"append": True, "target_lod": [0, 1, 2, 3, 4, 5]},
-        [],
-        [],
-    ),
-    (
-        "row_conv",
-        "row_conv",
-        {"X": Rows(_r(5, 2), [[2, 3]]), "Filter": _r(2, 2)},
-        ["Out"],
-        {},
-        [],
-        ["X", "Filter"],
-    ),
-    (
-        "row_conv_dense",
-        "row_conv",
-        {"X": _r(2, 3, 2), "Filter": _r(2, 2)},
-        ["Out"],
-        {},
-        [],
-        ["X", "Filter"],
-    ),
-    (
+    operator("lod_reset_offsets", "lod_reset", {"X": X}, attrs={"target_lod": [0, 1, 5]}, grads=["X"]),
+    operator("lod_reset_like", "lod_reset", {"X": X, "Y": X_2}, grads=["X"]),
+    operator("lod_reset_by_tensor", "lod_reset", {"X": X, "Y": _i([0, 4, 5], "int32")}, grads=["X"]),
+    operator("lod_reset_append", "lod_reset", {"X": X}, attrs={"append": True, "target_lod": [0, 1, 2, 3, 4, 5]}),
+    operator("row_conv", "row_conv", {"X": Rows(_r(5, 2), [[2, 3]]), "Filter": _r(2, 2)}, grads=["X", "Filter"]),
+    operator("row_conv_dense", "row_conv", {"X": _r(2, 3, 2), "Filter": _r(2, 2)}, grads=["X", "Filter"]),
+    operator(
         "im2sequence",
         "im2sequence",
         {"X": _r(1, 2, 4, 4)},
-        ["Out"],
-        {"kernels": [2, 3], "strides": [2, 1], "paddings": [0, 1, 0, 1]},
-        [],
-        ["X"],
+        attrs={"kernels": [2, 3], "strides": [2, 1], "paddings": [0, 1, 0, 1]},
+        grads=["X"],
     ),
-    (
+    operator(
         "add_position_encoding",
         "add_position_encoding",
         {"X": Rows(_r(5, 4), LENGTHS)},
-        ["Out"],
-        {"alpha": 1.0, "beta": 2.0},
-        [],
-        ["X"],
+        attrs={"alpha": 1.0, "beta": 2.0},
+        grads=["X"],
     ),
-    (
+    operator(
         "add_position_encoding_dense",
         "add_position_encoding",
         {"X": _r(2, 3, 4)},
-        ["Out"],
-        {"alpha": 0.5, "beta": 2.0},
-        [],
-        ["X"],
+        attrs={"alpha": 0.5, "beta": 2.0},
+        grads=["X"],
     ),
-    (
+    operator(
         "fill_constant_batch_size_like",
         "fill_constant_batch_size_like",
         {"Input": X_2},
-        ["Out"],
-        {"shape": [-1, 2], "value": 3.0, "dtype": 5, "input_dim_idx": 0, "output_dim_idx": 0},
-        [],
-        [],
+        attrs={"shape": [-1, 2], "value": 3.0, "dtype": 5, "input_dim_idx": 0, "output_dim_idx": 0},
     ),
-    (
+    operator(
         "lstm",
         "lstm",
         {"Input": X_4, "Weight": W_4, "Bias": B_4},
-        ["Hidden", "Cell"],
-        {"use_peepholes": False},
-        GATES,
-        ["Input", "Weight", "Bias"],
+        outs=["Hidden", "Cell"],
+        attrs={"use_peepholes": False},
+        others=GATES,
+        grads=["Input", "Weight", "Bias"],
     ),
-    (
+    operator(
         "lstm_peepholes_reverse",
         "lstm",
         {"Input": X_4, "Weight": W_4, "Bias": B_7, "H0": H_0, "C0": C_0},
-        ["Hidden", "Cell"],
-        {"use_peepholes": True, "is_reverse": True},
-        GATES,
-        ["Input", "Weight", "Bias", "H0", "C0"],
+        outs=["Hidden", "Cell"],
+        attrs={"use_peepholes": True, "is_reverse": True},
+        others=GATES,
+        grads=["Input", "Weight", "Bias", "H0", "C0"],
     ),
-    (
+    operator(
         "lstm_activations",
         "lstm",
         {"Input": X_4, "Weight": W_4, "Bias": B_7},
-        ["Hidden", "Cell"],
-        {"use_peepholes": True, "candidate_activation": "relu", "cell_activation": "identity"},
-        GATES,
-        ["Input", "Weight"],
+        outs=["Hidden", "Cell"],
+        attrs={"use_peepholes": True, "candidate_activation": "relu", "cell_activation": "identity"},
+        others=GATES,
+        grads=["Input", "Weight"],
     ),
-    (
+    operator(
         "lstmp",
         "lstmp",
         {"Input": X_4, "Weight": _r(P, 4 * D) * 0.5, "ProjWeight": _r(D, P), "Bias": B_7},
-        ["Projection", "Cell"],
-        {"use_peepholes": True, "proj_activation": "tanh"},
-        GATES + ["BatchHidden"],
-        ["Input", "Weight", "ProjWeight"],
+        outs=["Projection", "Cell"],
+        attrs={"use_peepholes": True, "proj_activation": "tanh"},
+        others=GATES + ["BatchHidden"],
+        grads=["Input", "Weight", "ProjWeight"],
     ),
-    (
+    operator(
         "lstmp_clipped",
         "lstmp",
-        {
-            "Input": X_4,
-            "Weight": _r(P, 4 * D) * 0.5,
-            "ProjWeight": _r(D, P),
-            "Bias": B_4,
-            "H0": _r(3, P),
-            "C0": C_0,
-        },
-        ["Projection", "Cell"],
-        {
+        {"Input": X_4, "Weight": _r(P, 4 * D) * 0.5, "ProjWeight": _r(D, P), "Bias": B_4, "H0": _r(3, P), "C0": C_0},
+        outs=["Projection", "Cell"],
+        attrs={
             "use_peepholes": False,
             "proj_activation": "identity",
             "is_reverse": True,
             "cell_clip": 0.3,
             "proj_clip": 0.2,
         },
-        GATES + ["BatchHidden"],
-        [],
+        others=GATES + ["BatchHidden"],
     ),
-    (
+    operator(
         "gru",
         "gru",
         {"Input": X_3, "Weight": W_3, "Bias": B_3},
-        ["Hidden"],
-        {},
-        ["BatchGate", "BatchResetHiddenPrev", "BatchHidden"],
-        ["Input", "Weight", "Bias"],
+        outs=["Hidden"],
+        others=["BatchGate", "BatchResetHiddenPrev", "BatchHidden"],
+        grads=["Input", "Weight", "Bias"],
     ),
-    (
+    operator(
         "gru_origin_reverse",
         "gru",
         {"Input": X_3, "Weight": W_3, "Bias": B_3, "H0": H_0},
-        ["Hidden"],
-        {"is_reverse": True, "origin_mode": True},
-        ["BatchGate", "BatchResetHiddenPrev", "BatchHidden"],
-        ["Input", "Weight", "Bias", "H0"],
+        outs=["Hidden"],
+        attrs={"is_reverse": True, "origin_mode": True},
+        others=["BatchGate", "BatchResetHiddenPrev", "BatchHidden"],
+        grads=["Input", "Weight", "Bias", "H0"],
     ),
-    (
+    operator(
         "gru_relu",
         "gru",
         {"Input": X_3, "Weight": W_3, "H0": H_0},
-        ["Hidden"],
-        {"activation": "relu"},
-        ["BatchGate", "BatchResetHiddenPrev", "BatchHidden"],
-        [],
+        outs=["Hidden"],
+        attrs={"activation": "relu"},
+        others=["BatchGate", "BatchResetHiddenPrev", "BatchHidden"],
     ),
-    (
+    operator(
         "gru_unit",
         "gru_unit",
         {"Input": _r(3, 3 * D), "HiddenPrev": H_0, "Weight": W_3, "Bias": B_3},
-        ["Hidden"],
-        {"activation": 2, "gate_activation": 1},
-        ["Gate", "ResetHiddenPrev"],
-        ["Input", "HiddenPrev", "Weight", "Bias"],
+        outs=["Hidden"],
+        attrs={"activation": 2, "gate_activation": 1},
+        others=["Gate", "ResetHiddenPrev"],
+        grads=["Input", "HiddenPrev", "Weight", "Bias"],
     ),
-    (
+    operator(
         "gru_unit_origin",
         "gru_unit",
         {"Input": _r(3, 3 * D), "HiddenPrev": H_0, "Weight": W_3},
-        ["Hidden"],
-        {"activation": 2, "gate_activation": 1, "origin_mode": True},
-        ["Gate", "ResetHiddenPrev"],
-        ["Input", "HiddenPrev"],
+        outs=["Hidden"],
+        attrs={"activation": 2, "gate_activation": 1, "origin_mode": True},
+        others=["Gate", "ResetHiddenPrev"],
+        grads=["Input", "HiddenPrev"],
     ),
-    (
-        "lstm_unit",
-        "lstm_unit",
-        {"X": _r(3, 4 * D), "C_prev": C_0},
-        ["H", "C"],
-        {"forget_bias": 0.5},
-        [],
-        [],
-    ),
-    (
+    operator("lstm_unit", "lstm_unit", {"X": _r(3, 4 * D), "C_prev": C_0}, outs=["H", "C"], attrs={"forget_bias": 0.5}),
+    operator(
         "gather_tree",
         "gather_tree",
-        {
-            "Ids": RNG.randint(0, 9, (3, 2, 2)).astype("int64"),
-            "Parents": RNG.randint(0, 2, (3, 2, 2)).astype("int64"),
-        },
-        ["Out"],
-        {},
-        [],
-        [],
+        {"Ids": RNG.randint(0, 9, (3, 2, 2)).astype("int64"), "Parents": RNG.randint(0, 2, (3, 2, 2)).astype("int64")},
     ),
-    (
+    operator(
         "linear_chain_crf",
         "linear_chain_crf",
         {"Emission": EMISSION, "Transition": TRANSITION, "Label": TAGS},
-        ["LogLikelihood"],
-        {},
-        CRF,
-        ["Emission", "Transition"],
+        outs=["LogLikelihood"],
+        others=CRF,
+        grads=["Emission", "Transition"],
     ),
-    (
+    operator(
         "linear_chain_crf_dense",
         "linear_chain_crf",
         {"Emission": DENSE, "Transition": TRANSITION, "Label": DENSE_TAGS, "Length": STEPS},
-        ["LogLikelihood"],
-        {},
-        CRF,
-        ["Emission", "Transition"],
+        outs=["LogLikelihood"],
+        others=CRF,
+        grads=["Emission", "Transition"],
     ),
-    (
-        "crf_decoding",
-        "crf_decoding",
-        {"Emission": EMISSION, "Transition": TRANSITION},
-        ["ViterbiPath"],
-        {},
-        [],
-        [],
-    ),
-    (
+    operator("crf_decoding", "crf_decoding", {"Emission": EMISSION, "Transition": TRANSITION}, outs=["ViterbiPath"]),
+    operator(
         "crf_decoding_label",
         "crf_decoding",
         {"Emission": EMISSION, "Transition": TRANSITION, "Label": TAGS},
-        ["ViterbiPath"],
-        {},
-        [],
-        [],
+        outs=["ViterbiPath"],
     ),
-    (
+    operator(
         "crf_decoding_dense",
         "crf_decoding",
         {"Emission": DENSE, "Transition": TRANSITION, "Length": STEPS},
-        ["ViterbiPath"],
-        {},
-        [],
-        [],
+        outs=["ViterbiPath"],
     ),
     *list(_chunk_cases()),
-    (
+    operator(
         "nce",
         "nce",
         {"Input": ROWS, "Label": LABELS, "Weight": _r(6, 2), "Bias": _r(6, 1)},
-        ["Cost"],
-        NCE,
-        ["SampleLogits", "SampleLabels"],
-        ["Input", "Weight", "Bias"],
+        outs=["Cost"],
+        attrs=NCE,
+        others=["SampleLogits", "SampleLabels"],
+        grads=["Input", "Weight", "Bias"],
     ),
-    (
+    operator(
         "nce_log_uniform",
         "nce",
         {
@@ -568,12 +385,12 @@ CASES = [
             "Weight": _r(6, 2),
             "SampleWeight": np.array([[0.5], [1], [2]], "float32"),
         },
-        ["Cost"],
-        dict(NCE, sampler=1),
-        ["SampleLogits", "SampleLabels"],
-        ["Input", "Weight"],
+        outs=["Cost"],
+        attrs=dict(NCE, sampler=1),
+        others=["SampleLogits", "SampleLabels"],
+        grads=["Input", "Weight"],
     ),
-    (
+    operator(
         "nce_custom",
         "nce",
         {
@@ -585,24 +402,23 @@ CASES = [
             "CustomDistAlias": np.arange(6).astype("int32"),
             "CustomDistAliasProbs": np.ones(6, "float32"),
         },
-        ["Cost"],
-        dict(NCE, sampler=2),
-        ["SampleLogits", "SampleLabels"],
-        [],
+        outs=["Cost"],
+        attrs=dict(NCE, sampler=2),
+        others=["SampleLogits", "SampleLabels"],
     ),
     *[
-        (
+        operator(
             "hierarchical_sigmoid_%d" % n,
             "hierarchical_sigmoid",
             {"X": ROWS, "W": _r(n - 1, 2), "Label": LABELS % n, "Bias": _r(n - 1, 1)},
-            ["Out", "PreOut"],
-            {"num_classes": n},
-            ["W_Out"],
-            ["X", "W", "Bias"],
+            outs=["Out", "PreOut"],
+            attrs={"num_classes": n},
+            others=["W_Out"],
+            grads=["X", "W", "Bias"],
         )
         for n in (5, 6, 8)
     ],
-    (
+    operator(
         "hierarchical_sigmoid_custom",
         "hierarchical_sigmoid",
         {
@@ -612,39 +428,35 @@ CASES = [
             "PathTable": _i([[0, 2, -1], [0, 1, 3], [0, -1, -1]]),
             "PathCode": _i([[1, 0, -1], [0, 1, 1], [1, -1, -1]]),
         },
-        ["Out"],
-        {"num_classes": 4},
-        ["PreOut", "W_Out"],
-        ["X", "W"],
+        attrs={"num_classes": 4},
+        others=["PreOut", "W_Out"],
+        grads=["X", "W"],
     ),
-    (
+    operator(
         "cvm",
         "cvm",
         {"X": Rows(np.abs(_r(6, 4)), FULL), "CVM": np.array([[1, 0], [2, 1], [3, 1]], "float32")},
-        ["Y"],
-        {"use_cvm": True},
-        [],
-        ["X"],
+        outs=["Y"],
+        attrs={"use_cvm": True},
+        grads=["X"],
     ),
-    (
+    operator(
         "cvm_left_out",
         "cvm",
         {"X": Rows(np.abs(_r(6, 4)), FULL), "CVM": np.array([[1, 0], [2, 1], [3, 1]], "float32")},
-        ["Y"],
-        {"use_cvm": False},
-        [],
-        ["X"],
+        outs=["Y"],
+        attrs={"use_cvm": False},
+        grads=["X"],
     ),
-    (
+    operator(
         "data_norm",
         "data_norm",
         dict(SUMMARIES, X=_r(5, 3)),
-        ["Y", "Means", "Scales"],
-        {"epsilon": 1e-4},
-        [],
-        ["X", "BatchSize", "BatchSum", "BatchSquareSum"],
+        outs=["Y", "Means", "Scales"],
+        attrs={"epsilon": 0.0001},
+        grads=["X", "BatchSize", "BatchSum", "BatchSquareSum"],
     ),
-    (
+    operator(
         "data_norm_slots",
         "data_norm",
         {
@@ -653,42 +465,31 @@ CASES = [
             "BatchSum": np.array([1, 2, 3, 1], "float32"),
             "BatchSquareSum": np.array([5, 6, 7, 8], "float32"),
         },
-        ["Y"],
-        {"epsilon": 1e-4, "slot_dim": 2},
-        ["Means", "Scales"],
-        ["X", "BatchSize", "BatchSum", "BatchSquareSum"],
+        outs=["Y"],
+        attrs={"epsilon": 0.0001, "slot_dim": 2},
+        others=["Means", "Scales"],
+        grads=["X", "BatchSize", "BatchSum", "BatchSquareSum"],
     ),
-    (
+    operator(
         "data_norm_scaled",
         "data_norm",
-        dict(
-            SUMMARIES,
-            X=_r(5, 3),
-            scale_w=np.array([1, 2, 3], "float32"),
-            bias=np.array([0.1, 0.2, 0.3], "float32"),
-        ),
-        ["Y"],
-        {"epsilon": 1e-4, "enable_scale_and_shift": True},
-        ["Means", "Scales"],
-        [],
+        dict(SUMMARIES, X=_r(5, 3), scale_w=np.array([1, 2, 3], "float32"), bias=np.array([0.1, 0.2, 0.3], "float32")),
+        outs=["Y"],
+        attrs={"epsilon": 0.0001, "enable_scale_and_shift": True},
+        others=["Means", "Scales"],
     ),
-    (
+    operator(
         "im2sequence_real_sizes",
         "im2sequence",
         {"X": _r(2, 2, 4, 6), "Y": np.array([[5, 4], [7, 6]], "float32")},
-        ["Out"],
-        {"kernels": [2, 2], "strides": [1, 2], "paddings": [0, 1, 1, 0], "out_stride": [2, 1]},
-        [],
-        [],
+        attrs={"kernels": [2, 2], "strides": [1, 2], "paddings": [0, 1, 1, 0], "out_stride": [2, 1]},
     ),
-    (
+    operator(
         "sequence_conv_trained_padding",
         "sequence_conv",
         {"X": X, "PaddingData": _r(3, 2), "Filter": _r(8, 2)},
-        ["Out"],
-        {"contextStart": -1, "contextLength": 4, "contextStride": 1, "paddingTrainable": True},
-        [],
-        ["X", "PaddingData", "Filter"],
+        attrs={"contextStart": -1, "contextLength": 4, "contextStride": 1, "paddingTrainable": True},
+        grads=["X", "PaddingData", "Filter"],
     ),
 ]
 

@@ -4,7 +4,7 @@
 
 import numpy as np
 
-from tests.parity.ops import Rows
+from tests.parity.ops import Rows, operator
 
 RNG = np.random.RandomState(3)
 
@@ -50,12 +50,11 @@ ATTENTION = {
 
 
 def _convolution(kernel, strides):
-    return (
+    return operator(
         "var_conv_2d_%d%d_%d%d" % (kernel + strides),
         "var_conv_2d",
         {"X": PICTURES, "ROW": HIGH, "COLUMN": WIDE, "W": _r(3, 2 * kernel[0] * kernel[1])},
-        ["Out"],
-        {
+        attrs={
             "InputChannel": 2,
             "OutputChannel": 3,
             "KernelH": kernel[0],
@@ -63,42 +62,42 @@ def _convolution(kernel, strides):
             "StrideH": strides[0],
             "StrideW": strides[1],
         },
-        ["Col"],
-        ["X", "W"],
+        others=["Col"],
+        grads=["X", "W"],
     )
 
 
 def _match(name, x, y, outs):
     inputs, others = {"X": x, "Y": y, "W": MATRIX}, ["Tmp"] if len(outs) < 2 else []
     grads = ["X", "Y", "W"]
-    return ("match_matrix" + name, "match_matrix_tensor", inputs, outs, {"dim_t": 2}, others, grads)
+    return operator(
+        "match_matrix" + name, "match_matrix_tensor", inputs, outs=outs, attrs={"dim_t": 2}, others=others, grads=grads
+    )
 
 
 def _hashed(name, x):
-    return ("hash" + name, "hash", {"X": x}, ["Out"], {"num_hash": 3, "mod_by": 2**20}, [], [])
+    return operator("hash" + name, "hash", {"X": x}, attrs={"num_hash": 3, "mod_by": 2**20})
 
 
 def _filtered(name, ins, wanted, is_lod):
-    return (
+    return operator(
         "filter_by_instag" + name,
         "filter_by_instag",
         {"Ins": ins, "Ins_tag": TAGS, "Filter_tag": _i(wanted)},
-        ["Out", "LossWeight", "IndexMap"],
-        {"is_lod": is_lod, "out_val_if_empty": 5},
-        [],
-        ["Ins"],
+        outs=["Out", "LossWeight", "IndexMap"],
+        attrs={"is_lod": is_lod, "out_val_if_empty": 5},
+        grads=["Ins"],
     )
 
 
 def _attention(name, **more):
-    return (
+    return operator(
         "attention_lstm" + name,
         "attention_lstm",
         dict(ATTENTION, **more),
-        ["Hidden", "Cell"],
-        {"candidate_activation": "relu"} if more else {},
-        ["AttentionedX", "AttentionFCOut", "LSTMX", "LSTMOUT"],
-        [],
+        outs=["Hidden", "Cell"],
+        attrs={"candidate_activation": "relu"} if more else {},
+        others=["AttentionedX", "AttentionFCOut", "LSTMX", "LSTMOUT"],
     )
 
 
@@ -142,28 +141,22 @@ def _pyramid(name, lengths=((4, 1, 0, 3),), white=None, black=None, **more):
         "WhiteList": empty if white is None else white,
         "BlackList": empty if black is None else black,
     }
-    return (
-        "pyramid_hash" + name,
-        "pyramid_hash",
-        inputs,
-        ["Out"],
-        attrs,
-        ["DropPos", "X_Temp_Out"],
-        [],
-    )
+    return operator("pyramid_hash" + name, "pyramid_hash", inputs, attrs=attrs, others=["DropPos", "X_Temp_Out"])
 
 
 def _ctc(name, inputs, attrs=CTC, grads=("Logits",)):
-    return ("warpctc" + name, "warpctc", inputs, ["Loss"], attrs, ["WarpCTCGrad"], list(grads))
+    return operator(
+        "warpctc" + name, "warpctc", inputs, outs=["Loss"], attrs=attrs, others=["WarpCTCGrad"], grads=list(grads)
+    )
 
 
 def _align(name, inputs, attrs=MERGED, outs=("Output",)):
-    return ("ctc_align" + name, "ctc_align", inputs, list(outs), attrs, [], [])
+    return operator("ctc_align" + name, "ctc_align", inputs, outs=list(outs), attrs=attrs)
 
 
 def _edit(name, inputs, normalized):
     attrs = {"normalized": normalized}
-    return ("edit_distance" + name, "edit_distance", inputs, ["Out", "SequenceNum"], attrs, [], [])
+    return operator("edit_distance" + name, "edit_distance", inputs, outs=["Out", "SequenceNum"], attrs=attrs)
 
 
 CASES = [
@@ -219,8 +212,8 @@ CASES = [
     _convolution((3, 3), (1, 1)),
     _convolution((2, 3), (2, 1)),
     _convolution((5, 1), (1, 3)),
-    ("positive_negative_pair", "positive_negative_pair", QUERIES, PAIRS, {"column": -1}, [], []),
-    (
+    operator("positive_negative_pair", "positive_negative_pair", QUERIES, outs=PAIRS, attrs={"column": -1}),
+    operator(
         "positive_negative_pair_weighted",
         "positive_negative_pair",
         dict(
@@ -230,10 +223,8 @@ CASES = [
             AccumulateNegativePair=_r(1),
             AccumulateNeutralPair=_r(1),
         ),
-        PAIRS,
-        {"column": 0},
-        [],
-        [],
+        outs=PAIRS,
+        attrs={"column": 0},
     ),
     _hashed("_32", Rows([[1, 2], [3, 4], [5, -6]], [[2, 1]], "int32")),
     _hashed("_odd", Rows([[1, 2, 3], [3, 4, 5]], [[2, 0]], "int32")),

@@ -179,12 +179,6 @@ HOSTILE = [
         "INVALID_ARGUMENT",
         "no such directory",
     ),
-    (
-        "Attach",
-        pb.AttachRequest(client=1, process=1, capacity=2**40),
-        "RESOURCE_EXHAUSTED",
-        "the limit is",
-    ),
 ]
 
 

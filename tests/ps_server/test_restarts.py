@@ -23,7 +23,6 @@ from tests.ps_server.site import BLOCK, LIMIT_S, ROWS, TABLE, TOKEN, WIDTH, Site
 
 IDS = np.arange(ROWS, dtype=np.int64) ** 2
 ONE = np.ones(BLOCK.shape, np.float32)
-both_ways = pytest.mark.parametrize("share_memory", [True, False])
 
 
 class Lost(grpc.RpcError):
@@ -337,33 +336,31 @@ def test_shows_are_kept_until_they_are_in_a_snapshot(site):
     assert len(client._connections[0].replay_log) == 1
 
 
-# ---- shared memory -------------------------------------------------------------------------------
+# ---- fast channels -------------------------------------------------------------------------------
 
 
-@both_ways
-def test_after_a_restart_no_call_reads_the_memory_of_another(site, share_memory):
-    """Of two trainers the first is idle when the server starts again, and has a buffer with the
+def test_after_a_restart_no_call_reads_the_memory_of_another(site):
+    """Of two trainers the first is idle when the server starts again, and has a stream to the
     server that is no more.
     """
     job = site(trainers=2)
-    first, second = (job.client(trainer, share_memory=share_memory) for trainer in range(2))
+    first, second = (job.client(trainer) for trainer in range(2))
     for client in (first, second):
         add(client, IDS + 10**7 * client.trainer)
         client.pull({"t": IDS + 10**7 * client.trainer})
     job.restart()
     second.pull({"t": IDS + 10**7})
-    second.pull({"t": IDS + 10**7})  # through a new buffer
+    second.pull({"t": IDS + 10**7})
     found = first.pull({"t": IDS + 10**9}).rows["t"].all()
     assert not found.any() and (first.pull({"t": IDS}).rows["t"].all() == 1).all()
     assert first.restarts == second.restarts == 1
 
 
-@both_ways
-def test_trainers_at_work_and_idle_ones_when_a_server_starts_again_and_again(site, threads, share_memory):
+def test_trainers_at_work_and_idle_ones_when_a_server_starts_again_and_again(site, threads):
     """Everything is kept: in the end every push was applied once."""
     trainers, steps, kills = 4, 12, 3
     job = site(trainers=trainers)
-    clients = [job.client(trainer, share_memory=share_memory, heartbeat_s=0.1) for trainer in range(trainers)]
+    clients = [job.client(trainer, heartbeat_s=0.1) for trainer in range(trainers)]
     at_work = threading.Barrier(trainers + 1, timeout=LIMIT_S)
 
     def train(client):
@@ -399,10 +396,9 @@ def test_trainers_at_work_and_idle_ones_when_a_server_starts_again_and_again(sit
 # ---- rounds --------------------------------------------------------------------------------------
 
 
-@both_ways
-def test_rounds_go_on_when_servers_start_again_one_after_the_other(site, threads, share_memory):
+def test_rounds_go_on_when_servers_start_again_one_after_the_other(site, threads):
     job = site(servers=2, trainers=2)
-    clients = [job.client(trainer, share_memory=share_memory) for trainer in range(2)]
+    clients = [job.client(trainer) for trainer in range(2)]
     for number in range(1, 7):
         if number % 2 == 0:
             job.snapshot(number // 2 % 2)

@@ -234,7 +234,7 @@ class CuttingProxy(threading.Thread):
 def test_a_connection_that_is_cut_during_pushes(job):
     job.start()
     proxy = CuttingProxy(job.servers[0].port, cut_after=500_000)
-    client, ids = job.client([f"127.0.0.1:{proxy.port}"], share_memory=False), np.arange(10_000)
+    client, ids = job.client([f"127.0.0.1:{proxy.port}"]), np.arange(10_000)
     client.create([TABLE])
     client.push({"t": (ids, np.zeros((10_000, 4), np.float32))}, change=Change.ASSIGN)
     for _ in range(40):

@@ -13,8 +13,10 @@ from jfluid import errors
 from jfluid.ps_server import socket_channels, specs
 from jfluid.ps_server.errors import JobFailedError
 from jfluid.ps_server.grpc_transport import GrpcTransport
-from jfluid.ps_server.socket_channels import CallStream, CallStreams, ServedStreams
-from jfluid.ps_server.transport import MOST, CallError
+from jfluid.ps_server.served_streams import ServedStreams
+from jfluid.ps_server.socket_channels import MOST, CallStream, CallStreams
+from jfluid.ps_server.store import Change
+from jfluid.ps_server.transport import CallError
 from jfluid.security import sockets
 from tests.faults.relay import Network
 from tests.ps_server.job import TOKEN
@@ -62,7 +64,7 @@ def served():
 
 def connected(served, token=TOKEN):
     address = "127.0.0.1", served.port
-    return CallStream(sockets.connect(address, token, socket_channels._PURPOSE, LARGEST, 60), LARGEST)
+    return CallStream(sockets.connect(address, token, socket_channels.PURPOSE, LARGEST, 60), LARGEST)
 
 
 def test_calls_one_after_the_other(served):
@@ -189,7 +191,7 @@ def test_without_a_port_there_are_no_streams(port, monkeypatch):
 
 def ready(job, **more):
     """A client that has a stream."""
-    client = job.client(share_memory=False, **more)
+    client = job.client(**more)
     client.create([TABLE])
     client.pull({"t": IDS})
     until(lambda: client._connections[0]._streams._free)
@@ -238,6 +240,39 @@ def test_a_call_whose_answer_is_lost_is_applied_once(job, monkeypatch):
     assert len(lost) == 1
 
 
+def test_gradients_that_a_server_holds_stay_when_the_memory_of_requests_is_used_again(job, monkeypatch):
+    client, ids = ready(job.start()), np.arange(5000)
+    before, sizes = client.look_up("t", ids), sizes_through_grpc(monkeypatch)
+    client.push({"t": (ids, np.ones((5000, 16), np.float32))}, round=1, hold=True)
+    client.push({"t": (ids, np.full((5000, 16), 5, np.float32))}, change=Change.ADD)
+    after = client.pull({"t": ids}, round=1, confirm=True).rows["t"].all()
+    np.testing.assert_array_equal(after, before + 5 - 1)
+    assert not sizes
+
+
+def test_calls_at_the_same_time_have_streams_of_their_own(job):
+    client, failures = ready(job.start()), []
+
+    def add(k):
+        try:
+            for _ in range(10):
+                client.push({"t": (IDS + k, np.ones((5000, 16), np.float32))}, change=Change.ADD)
+                assert client.pull({"t": IDS + k}).rows["t"].values.shape == (5000, 16)
+        except Exception as error:
+            failures.append(error)
+
+    before = client.look_up("t", IDS)
+    threads = [threading.Thread(target=add, args=[k * 10**12]) for k in range(7)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not failures
+    np.testing.assert_array_equal(client.look_up("t", IDS), before + 10)
+    streams = client._connections[0]._streams
+    assert not streams._taken and 1 < len(streams._free) <= MOST
+
+
 def test_an_error_of_the_server_leaves_the_stream(job):
     client = ready(job.start())
     (stream,) = client._connections[0]._streams._free
@@ -268,7 +303,7 @@ def test_a_client_that_closes_waits_for_nobody(job):
 def test_behind_a_relay_there_are_no_streams(job):
     job.start()
     with Network() as network:
-        client = job.client([network.relay(job.endpoints[0]).endpoint], share_memory=False)
+        client = job.client([network.relay(job.endpoints[0]).endpoint])
         client.create([TABLE])
         client.pull({"t": IDS})
         streams = client._connections[0]._streams

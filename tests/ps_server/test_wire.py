@@ -37,13 +37,11 @@ MANY = {
     "tables": (pb.CreateRequest, part(3, b"") * COUNT),
     "tables to save": (pb.SaveRequest, part(3, b"") * COUNT),
     "tables to restore": (pb.RestoreRequest, part(3, b"") * COUNT),
-    "buffers": (pb.AttachRequest, part(6, b"\x01" * COUNT)),
     "rounds": (pb.RetainSnapshotsRequest, part(1, b"\x01" * COUNT)),
     "a name": (pb.BarrierRequest, part(2, b"x" * COUNT)),
     "names": (pb.LookUpRequest, part(1, b"x") * COUNT),
     "parts of a chunk": (pb.Chunk, part(2, b"") * COUNT),
     "variables": (pb.TrainerState, part(2, b"") * COUNT),
-    "a method": (pb.LocalRequest, part(2, b"x" * COUNT)),
 }
 
 

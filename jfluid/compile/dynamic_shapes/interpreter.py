@@ -234,7 +234,7 @@ class Interpreter:
             return jnp.asarray(samples[0], dtype)
         for dim in self.table.products():
             own = samples_of(dim, self.table.count)
-            for form in _INTEGERS if dtype.kind in "iu" else _FLOATS:
+            for form in _INTEGERS if dtype.kind in "iu" else FLOATS:
                 at = [form(np.float64(n)) for n in own]
                 if np.allclose(at, samples, rtol=1e-6 if dtype.kind == "f" else 0, atol=0):
                     return form(jnp.asarray(self.sizes.true(dim), jnp.float64)).astype(dtype)
@@ -243,7 +243,7 @@ class Interpreter:
                     if dtype.kind in "iu" and ratio != round(ratio):
                         continue
                     exact = form(jnp.asarray(self.sizes.true(dim), jnp.float64))
-                    return (exact * _rounded(ratio)).astype(dtype)
+                    return (exact * rounded(ratio)).astype(dtype)
         raise NoRule(f"a number that does not follow from the sizes by a known form: {samples}")
 
     def _constant(self, samples: Sequence[Any]) -> Padded:
@@ -339,7 +339,7 @@ def same_params(operation: Operation) -> bool:
 
 
 _SHORT = 16  # most elements of an array that may follow from the sizes, element by element
-_FLOATS: tuple[Callable[[Any], Any], ...] = (
+FLOATS: tuple[Callable[[Any], Any], ...] = (
     lambda n: n,
     lambda n: 1 / n,
     lambda n: n - 1,
@@ -356,7 +356,8 @@ _INTEGERS: tuple[Callable[[Any], Any], ...] = (
 )
 
 
-def _rounded(ratio: float) -> float:
+def rounded(ratio: float) -> float:
+    """Return the nearest integer of a number that is an integer but for rounding; other numbers as they are."""
     return round(ratio) if abs(ratio - round(ratio)) < 1e-6 * abs(ratio) else ratio
 
 

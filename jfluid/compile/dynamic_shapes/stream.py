@@ -6,8 +6,10 @@ masked. A segment that cannot be padded is compiled for each shape, and warns on
 """
 
 import functools
+import time
 import warnings
 import weakref
+from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Protocol
@@ -17,7 +19,7 @@ import numpy as np
 
 from jfluid import known_sizes
 from jfluid.compile.dynamic_shapes import index_rules, loop_rules, rules, window_rules
-from jfluid.compile.dynamic_shapes.buckets import Buckets
+from jfluid.compile.dynamic_shapes.buckets import Buckets, Form
 from jfluid.compile.dynamic_shapes.dims import (
     Dim,
     NoRule,
@@ -41,6 +43,9 @@ from jfluid.compile.dynamic_shapes.feed_symbols import (
     trimmed_array,
 )
 from jfluid.compile.dynamic_shapes.interpreter import Interpreter, Padded, compare, parts_of
+from jfluid.compile.dynamic_shapes.unpadded import Unpadded
+from jfluid.compile.numpy_steps import interpreter as numpy_steps
+from jfluid.compile.numpy_steps.interpreter import Listing
 from jfluid.compile.plan import Item
 from jfluid.compile.runtime.executable_cache import Beside
 from jfluid.compile.runtime.lru_cache import LruCache
@@ -52,6 +57,7 @@ _MOST_OBSERVED = 64
 # How often a segment is traced for sizes that earlier traces do not hold for, and in vain.
 _MOST_TRACED, _MOST_REFUSED = 8, 2
 _MOST_EXECUTABLES = 16
+_MOST_LISTINGS = 16
 _NOT_LOWERED = "Cannot lower jaxpr"  # beginning of JAX's error for contradicting sizes
 _MOST_EXACT = 1024  # most remembered shapes without padding
 
@@ -67,8 +73,11 @@ class Call(Protocol):
     def __call__(self, donated: tuple[Any, ...], kept: tuple[Any, ...], key: Any, /) -> Any:
         """Return the results and flags."""
 
-    def begin(self, arguments: Sequence[Any]) -> bool:
-        """Begin to compile beside the steps; returns False until that is done."""
+    def begin(self, arguments: Sequence[Any], at_once: bool = True) -> bool:
+        """Begin to compile beside the steps, or only ask for an executable; returns False until it exists."""
+
+    def interpret(self, listing: Listing, arguments: Sequence[Any]) -> list[jax.Array]:
+        """Return the results of a listing that stands for the function."""
 
 
 class Segment(Protocol):
@@ -90,6 +99,9 @@ class Segment(Protocol):
         shapes: Mapping[int, tuple[int, ...]],
     ) -> Any:
         """Return the jaxpr of the segment, with other shapes for some of the arguments `kept`."""
+
+    def recorded_arguments(self, donated: tuple[Any, ...], kept: tuple[Any, ...]) -> dict[str, Any] | None:
+        """Return the arguments of a jaxpr of `recorded` by name; None if the jaxpr takes other layouts."""
 
     def padded(
         self,
@@ -144,9 +156,14 @@ class Traced(Sampled):
         super().__init__(symbols, low, high)
         self.buckets = Buckets(symbols.work, symbols.unit, said)
         self.executables = LruCache[Call](_MOST_EXECUTABLES)
-        self.compiled: set[tuple[tuple[str, int], ...]] = set()
+        self.compiled: set[Form] = set()
         self.results: list[tuple[Dim, ...]] = []
+        self.interpreted = defaultdict[Form, float](float)  # seconds, by the bucket that the steps wait for
+        self.tracing = 0.0  # seconds
+        self.interprets = True  # until a rule is missing
         self._record = record
+        self._unpadded: Unpadded | None = None
+        self._listings = LruCache[Listing](_MOST_LISTINGS)
 
     def compiled_bucket(self, need: Mapping[str, int]) -> Mapping[str, int] | None:
         """Return the bucket of least work that holds a batch and is compiled."""
@@ -177,6 +194,28 @@ class Traced(Sampled):
         compare(at_low.jaxpr, at_high.jaxpr)  # most that cannot be padded show it here
         return [at_low, self._record(self.shapes(1)), at_high]
 
+    def _with(self, batch: Mapping[str, int], shapes: Shapes) -> tuple[list[Any], Table, list[tuple[Dim, ...]]]:
+        """Return the traces at the samples and at a batch, a table of their sizes, and the dimensions of each feed."""
+        traces = [*self._traces, self._record(shapes)]
+        factors = {
+            name: replace(symbol, samples=(*symbol.samples, batch[name])) for name, symbol in self.factors.items()
+        }
+        fed = self.symbols.dims_of(factors)
+        table = Table(symbols_in(fed), SAMPLES + 1)
+        for dim in (d for dims in fed for d in dims if not is_constant(d)):
+            table.learn(dim)
+        return traces, table, fed
+
+    def listing(self, bucket: Mapping[str, int], batch: Mapping[str, int], shapes: Shapes) -> Listing:
+        """Return the segment at the true sizes of a batch, for NumPy. Raises NoRule if it cannot be interpreted."""
+        if self._unpadded is None:
+            start = time.perf_counter()
+            traces, table, _ = self._with(batch, shapes)
+            self._unpadded = Unpadded(traces, table)
+            self.tracing = time.perf_counter() - start
+        unpadded, sizes = self._unpadded, Sizes(bucket, batch)
+        return self._listings.get_or_make((*bucket.values(), *batch.values()), lambda: Listing(unpadded.at(sizes)))
+
     def each(self, batch: Batch) -> list[dict[str, int]] | None:
         """Return the sizes of each share of a batch; None where the traces do not hold for one."""
         found = [own for shapes in batch if (own := self.sizes(shapes)) is not None]
@@ -199,15 +238,7 @@ class Traced(Sampled):
             witness: sizes of a batch, and shapes of its feeds. The segment is also traced for the witness, which
                 checks that the samples hold.
         """
-        batch, shapes = witness
-        traces = [*self._traces, self._record(shapes)]
-        factors = {
-            name: replace(symbol, samples=(*symbol.samples, batch[name])) for name, symbol in self.factors.items()
-        }
-        fed = self.symbols.dims_of(factors)
-        table = Table(symbols_in(fed), SAMPLES + 1)
-        for dim in (d for dims in fed for d in dims if not is_constant(d)):
-            table.learn(dim)
+        traces, table, fed = self._with(*witness)
         values = [Padded(v, fed[i] if i >= 0 else tuple(map(constant, np.shape(v)))) for i, v in arguments.items()]
         sizes = Sizes(bucket, {name: true[i] for i, name in enumerate(self.symbols.names)})
         found = Interpreter(table, sizes, platform).run(traces, values)
@@ -361,13 +392,14 @@ class ShapeStream:
         arguments = self._arguments(traced, bucket, sizes, shares, kept)
         form = tuple(bucket.items())
         try:
-            if form not in traced.compiled:
-                if call.begin((donated, arguments, key)):
-                    traced.compiled.add(form)
+            if form not in traced.compiled and not self._is_compiled(traced, form, call, (donated, arguments, key)):
                 # Random numbers are those of a bucket, which must not follow from the clock.
-                elif not jax.tree.leaves(key) and (other := traced.compiled_bucket(need)) is not None:
+                if not jax.tree.leaves(key) and (other := traced.compiled_bucket(need)) is not None:
+                    call.begin((donated, arguments, key))
                     bucket, call = other, self._call(traced, other, (sizes[0], batch[0]))
                     arguments = self._arguments(traced, bucket, sizes, shares, kept)
+                elif found := self._interpreted(traced, bucket, (sizes[0], batch[0]), call, donated, kept, key):
+                    return tuple(found), ()
             results, flags = call(donated, arguments, key)
         except NoRule:
             traced.executables.pop(form, None)
@@ -383,6 +415,41 @@ class ShapeStream:
             for r, dims in zip(results, traced.results, strict=True)
         ]
         return tuple(found), flags
+
+    def _is_compiled(self, traced: Traced, form: Form, call: Call, arguments: Sequence[Any]) -> bool:
+        """Return True if a bucket has an executable; begin to compile once that pays."""
+        if call.begin(arguments, at_once=self._pays(traced, form)):
+            traced.compiled.add(form)
+        return form in traced.compiled
+
+    def _pays(self, traced: Traced, form: Form) -> bool:
+        """Return True once interpreted steps took as long as all traces: a compilation takes that long, or longer."""
+        return not traced.interprets or 0 < traced.tracing <= traced.interpreted[form]
+
+    def _interpreted(
+        self,
+        traced: Traced,
+        bucket: Mapping[str, int],
+        witness: tuple[Mapping[str, int], Shapes],
+        call: Call,
+        donated: tuple[Any, ...],
+        kept: tuple[Any, ...],
+        key: Any,
+    ) -> list[jax.Array] | None:
+        """Return the results of NumPy at true sizes; None for a segment that NumPy cannot interpret without padding."""
+        named = self._own().recorded_arguments(donated, kept) if traced.interprets else None
+        if named is None:
+            return None
+        start = time.perf_counter()
+        try:
+            listing = traced.listing(bucket, *witness)
+            start = time.perf_counter()
+            found = call.interpret(listing, (named, key))
+        except (NoRule, numpy_steps.NoRule):
+            traced.interprets = False
+            return None
+        traced.interpreted[tuple(bucket.items())] += time.perf_counter() - start
+        return found
 
     def _call(self, traced: Traced, bucket: Mapping[str, int], witness: tuple[Mapping[str, int], Shapes]) -> Call:
         """Return the segment at the sizes of a bucket."""

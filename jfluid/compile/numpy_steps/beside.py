@@ -10,13 +10,16 @@ import jax
 import numpy as np
 
 from jfluid import flags, processes
-from jfluid.compile.numpy_steps import elementwise, indexing, shapes, sums
+from jfluid.compile.numpy_steps import elementwise, indexing, kernels, shapes, sums
 from jfluid.compile.numpy_steps.interpreter import Interrupted, Listing, NoRule, host_value
 from jfluid.compile.runtime import jax_caches
 
-_RULES = (elementwise, shapes, sums, indexing)  # their import registers the rules
-# Seconds for which a first step is interpreted before its compilation begins, too. A shape that comes once costs none.
-_PATIENCE = 2.0
+_RULES = (elementwise, shapes, sums, indexing, kernels)  # their import registers the rules
+# Least seconds of a first call until the compilation begins: a shape that comes once is not compiled.
+_FIRST_CALL = 2.0
+# Interpreted seconds, for each second of tracing, from which on a compilation pays: it takes about five. An operator by
+# itself is traced in a millisecond, and compiled in twenty or more: of `_LEAST` seconds on.
+_PAYS, _LEAST = 1.0, 0.05
 THREAD = "jfluid-compile"
 _one_at_a_time = threading.Lock()
 
@@ -28,53 +31,71 @@ def device_of_interpreter(device: jax.Device) -> jax.Device | None:
     return device if wanted and not fixed else None
 
 
+def interpreted(
+    listing: Listing, arguments: Sequence[Any], device: jax.Device, stop: Callable[[], bool] | None = None
+) -> list[jax.Array]:
+    """Return the results of NumPy as arrays of a device. Raises as `Listing.run`."""
+    values = [host_value(v) for v in jax.tree.leaves(arguments)]
+    with np.errstate(all="ignore"):
+        found = listing.run(values, stop)
+    # Results may share memory with arguments and with each other. JAX does not copy NumPy arrays, and XLA may
+    # overwrite the memory: each result is copied.
+    return list(jax.device_put([np.array(v) for v in found], device))
+
+
 class Beside:
     """Traced function that is interpreted while a thread compiles it.
 
-    The compilation begins with the second call, or when the first takes long: many functions are called once.
+    The compilation begins once the calls have taken as long as tracing did, about a fifth of what compiling takes. So
+    small steps that run a few times are never compiled, and large steps are compiled almost at once.
 
     Args:
         traced: result of `jax.jit(...).trace`.
+        seconds: time that tracing took.
         compile: returns the executable.
         device: device of the results.
+
+    Attributes:
+        done: True once the compilation has ended.
     """
 
-    def __init__(self, traced: Any, compile: Callable[[], Any], device: jax.Device):
+    def __init__(self, traced: Any, seconds: float, compile: Callable[[], Any], device: jax.Device):
+        self._jaxpr = traced.jaxpr  # None once it is a listing, or has none
         self._listing: Listing | None = None
-        with contextlib.suppress(NoRule):
-            self._listing = Listing(traced.jaxpr)
         self._results = jax.tree.structure(traced.out_info)
         self._compile, self._device = compile, device
         self._thread: threading.Thread | None = None
-        self._called = self._done = False
+        self.done = False
+        self._tracing, self._interpreting = seconds, 0.0  # seconds
+        self._called = False
         self._compiled: Any = None
         self._error: BaseException | None = None
 
     def run(self, arguments: Sequence[Any]) -> Any:
         """Return the results of a step; None once the function is compiled, or if it must be."""
-        if self._done or self._listing is None:
+        if self._jaxpr is not None:
+            with contextlib.suppress(NoRule):
+                self._listing = Listing(self._jaxpr)
+            self._jaxpr = None
+        if self.done or self._listing is None:
             return None
-        if self._called:
-            self.begin()
-        self._called, until = True, time.perf_counter() + _PATIENCE
+        start, spent = time.perf_counter(), self._interpreting
+        until = start + max(_PAYS * max(self._tracing, _LEAST) - spent, 0.0 if self._called else _FIRST_CALL)
+        self._called = True
 
         def stop() -> bool:
             if self._thread is None and time.perf_counter() > until:
                 self.begin()
-            return self._done
+            return self.done
 
         try:
-            values = [host_value(v) for v in jax.tree.leaves(arguments)]
-            with np.errstate(all="ignore"):
-                found = self._listing.run(values, stop)
+            placed = interpreted(self._listing, arguments, self._device, stop)
         except Interrupted:
             return None
         except NoRule:
             self._listing = None
             return None
-        # Results may share memory with arguments and with each other. JAX does not copy NumPy arrays, and XLA may
-        # overwrite the memory: each result is copied.
-        placed = jax.device_put([np.array(v) for v in found], self._device)
+        self._interpreting = spent + time.perf_counter() - start
         return jax.tree.unflatten(self._results, placed)
 
     def compiled(self) -> Any:
@@ -83,14 +104,14 @@ class Beside:
             self._thread.join()
         if self._error is not None:
             raise self._error
-        return self._compiled if self._done else self._compile()
+        return self._compiled if self.done else self._compile()
 
     def begin(self) -> bool:
         """Begin to compile, if that was not begun; returns True once the function is compiled."""
-        if self._thread is None and not self._done:
+        if self._thread is None and not self.done:
             self._thread = threading.Thread(target=self._make, name=THREAD)
             self._thread.start()
-        return self._done
+        return self.done
 
     def _make(self) -> None:
         with _one_at_a_time:
@@ -101,4 +122,4 @@ class Beside:
                     self._compiled = self._compile()
             except BaseException as error:  # the step raises it
                 self._error = error
-            self._done = True
+            self.done = True

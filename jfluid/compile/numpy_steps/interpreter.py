@@ -124,7 +124,7 @@ class Listing:
 
 def _function_of(eqn: Any) -> Callable[..., Any]:
     name = eqn.primitive.name
-    found = RULES.get(name)
+    found = RULES.get(eqn.params["target_name"] if name == "ffi_call" else name)
     keyed = any(is_key(v.aval) for v in (*eqn.invars, *eqn.outvars))
     if keyed and name not in _OF_KEYS and name not in CALLS:
         raise NoRule(f"{name} has a random key")
@@ -160,7 +160,7 @@ class _Alone:
 
 def is_key(aval: Any) -> bool:
     """Return True if a value is an array of random keys, which has a further dimension for the numbers of a key."""
-    return jax.numpy.issubdtype(aval.dtype, jax.dtypes.prng_key)
+    return not isinstance(aval.dtype, np.dtype) and jax.numpy.issubdtype(aval.dtype, jax.dtypes.prng_key)
 
 
 def host_value(value: Any) -> Any:

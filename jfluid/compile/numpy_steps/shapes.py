@@ -127,6 +127,11 @@ def _dynamic_update_slice(params: Params, x: Any, update: Any, *starts: Any) -> 
 # Calls and loops
 
 
+@rule("tile")
+def _tile(params: Params, x: Any) -> Any:
+    return np.tile(x, params["reps"])
+
+
 @rule(*CALLS)
 def _call(params: Params, *values: Any) -> Any:
     called = next(params[CALLS[n]] for n in CALLS if CALLS[n] in params)

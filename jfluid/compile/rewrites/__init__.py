@@ -1,1 +1,1 @@
-"""Rewrites of traced steps (jaxprs) for CPUs: layouts, kernels and epilogues that XLA does not choose by itself."""
+"""Rewrites of traced steps (jaxprs) for CPUs: layouts and kernels that XLA does not choose by itself."""

@@ -3,7 +3,7 @@
 XLA:CPU gets layouts, kernels and fusions from the rewrites that it does not choose by itself. Users see no difference.
 """
 
-from collections.abc import Callable, Container, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any
 
@@ -11,21 +11,17 @@ import jax
 import numpy as np
 from jax import Array
 
-from jfluid.compile.rewrites.concat_of_slices import ConcatOfSlices
 from jfluid.compile.rewrites.image_convolution import Convolutions
 from jfluid.compile.rewrites.image_layout import ImageLayout
 from jfluid.compile.rewrites.matmul_dispatch import MatmulDispatch
-from jfluid.compile.rewrites.matmul_epilogues import MatmulEpilogues
-from jfluid.compile.rewrites.primitives import AWAITED, CALLS
+from jfluid.compile.rewrites.primitives import CALLS
 from jfluid.compile.rewrites.rewrite import Rewrite
 from jfluid.compile.rewrites.traced_value import Broadcast, Order, TracedValue, inverse, permuted
 
 # The rewrites, in order of precedence. Each can be left out alone.
 REWRITES: tuple[type[Rewrite], ...] = (
-    MatmulEpilogues,
     Convolutions,
     MatmulDispatch,
-    ConcatOfSlices,
     ImageLayout,
 )
 
@@ -34,7 +30,6 @@ def evaluate(
     function: Callable[[dict[str, Any]], dict[str, Any]],
     held: Mapping[str, tuple[Array, Order]] = MappingProxyType({}),
     orders: Mapping[str, Order] = MappingProxyType({}),
-    wanted: Container[str] | None = None,
 ) -> dict[str, Any]:
     """Call a function inside a trace of `jax.jit` for a CPU, with its jaxpr rewritten.
 
@@ -43,11 +38,9 @@ def evaluate(
     Args:
         held: arguments by name that have another layout, with that layout.
         orders: the layouts of results by name; other results have the program's layout.
-        wanted: names of results that are read; None for all.
     """
     leaves: list[Any] = []
     names: list[str | None] = []
-    read: list[bool] = []  # by result
     structure: Any = None
 
     def traced(arguments: dict[str, Any]) -> list[Any]:
@@ -58,7 +51,6 @@ def evaluate(
             leaves.append(leaf)
             if isinstance(leaf, jax.core.Tracer):
                 key = path[0].key
-                read.append(wanted is None or key in wanted)
                 names.append(key if key in orders and len(path) == 1 else None)
         return [leaf for leaf in leaves if isinstance(leaf, jax.core.Tracer)]
 
@@ -71,7 +63,7 @@ def evaluate(
         rewrite.begin([shape.shape for shape in shapes.values()])
     recorded = jax.make_jaxpr(traced)(shapes)
     arguments = [TracedValue(laid=held[name][0], order=held[name][1]) for name in sorted(held)]
-    found = iter(_Interpreter(rewrites).run(recorded.jaxpr, recorded.consts, arguments, read))
+    found = iter(_Interpreter(rewrites).run(recorded.jaxpr, recorded.consts, arguments))
     places = iter(names)
 
     def result(leaf: Any) -> Any:
@@ -89,33 +81,22 @@ class _Interpreter:
     def __init__(self, rewrites: Sequence[Rewrite]):
         self._rewrites = rewrites
 
-    def run(
-        self,
-        jaxpr: Any,
-        consts: Sequence[Any],
-        arguments: Sequence[TracedValue],
-        results_read: Sequence[bool] | None = None,
-    ) -> list[TracedValue]:
+    def run(self, jaxpr: Any, consts: Sequence[Any], arguments: Sequence[TracedValue]) -> list[TracedValue]:
         """Return the results of a jaxpr."""
         from jax.extend import core  # it comes with Pallas, which a second start does without
 
-        readers = _readers(jaxpr, results_read)
         env: dict[Any, TracedValue] = dict(zip(jaxpr.constvars, map(TracedValue, consts)))
         env.update(zip(jaxpr.invars, arguments, strict=True))
 
         def read(atom: Any) -> TracedValue:
             return TracedValue(atom.val) if isinstance(atom, core.Literal) else env[atom]
 
-        for variable, value in zip(jaxpr.invars, arguments):
-            value.read_by(readers.get(variable, ()))
         for equation in jaxpr.eqns:
             values = [read(a) for a in equation.invars]
             scopes = (found for rewrite in self._rewrites if (found := rewrite.scope(values)) is not None)
             with jax.named_scope(next(scopes, str(equation.source_info.name_stack))):
                 results = self._results(equation, values)
-            for variable, value in zip(equation.outvars, results):
-                value.read_by(readers.get(variable, ()))
-                env[variable] = value
+            env.update(zip(equation.outvars, results))
         return [read(a) for a in jaxpr.outvars]
 
     def _results(self, equation: Any, values: list[TracedValue]) -> Sequence[TracedValue]:
@@ -134,8 +115,6 @@ class _Interpreter:
         name, params = equation.primitive.name, equation.params
         if name in CALLS:
             inner = params[CALLS[name]]
-            for value in values:  # the equations inside the call are its readers
-                value.readers = [r for r in value.readers if r is not equation]
             return self.run(inner.jaxpr, inner.consts, values)
         if name == "platform_index":
             cpu = [i for i, names in enumerate(params["platforms"]) if names and "cpu" in names]
@@ -153,21 +132,3 @@ def _bound(equation: Any, values: Sequence[TracedValue]) -> Sequence[TracedValue
     if equation.primitive.name == "broadcast_in_dim":
         return [Broadcast(found, equation.params, operands[0])]
     return [TracedValue(r) for r in (found if equation.primitive.multiple_results else [found])]
-
-
-def _readers(jaxpr: Any, results_read: Sequence[bool] | None) -> dict[Any, list[Any]]:
-    """Return the equations that read each variable, without equations that only wait for it.
-
-    Args:
-        results_read: True for each result that is read outside, where the reader is None; None for all.
-    """
-    found: dict[Any, list[Any]] = {}
-    for equation in jaxpr.eqns:
-        if equation.params.get("name") != AWAITED:
-            for atom in equation.invars:
-                if not hasattr(atom, "val"):  # no literal
-                    found.setdefault(atom, []).append(equation)
-    for i, atom in enumerate(jaxpr.outvars):
-        if not hasattr(atom, "val") and (results_read is None or results_read[i]):
-            found.setdefault(atom, []).append(None)
-    return found

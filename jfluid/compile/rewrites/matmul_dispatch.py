@@ -20,6 +20,13 @@ class MatmulDispatch(Rewrite):
     `jax.vjp` computes the gradient of a weight from the gradient and the input, and transposes it.
     """
 
+    def __init__(self) -> None:
+        self._scopes: dict[TracedValue, str] = {}  # of products
+
+    def scope(self, values: Sequence[TracedValue]) -> str | None:
+        """Return the name scope of a product that the equation will compute, or None without a product."""
+        return next((self._scopes[v] for v in values if v in self._scopes and not v.is_computed()), None)
+
     def apply(self, equation: Any, values: Sequence[TracedValue]) -> Sequence[TracedValue] | None:
         """Return a lazy product, or the transpose of a matrix; None for any other equation and for XLA's library."""
         name = equation.primitive.name
@@ -32,7 +39,9 @@ class MatmulDispatch(Rewrite):
         if over != (0, 0) and not is_own(x, y, over):
             return None
         make, make_turned = functools.partial(product, x, y, over), functools.partial(product, y, x, over[::-1])
-        return [TracedValue(make=make, make_laid=(TURNED, make_turned))]
+        found = TracedValue(make=make, make_laid=(TURNED, make_turned))
+        self._scopes[found] = str(equation.source_info.name_stack)
+        return [found]
 
 
 def contracted(equation: Any) -> tuple[int, int] | None:

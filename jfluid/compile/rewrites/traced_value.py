@@ -1,12 +1,11 @@
 """Values of a traced step during rewrites: arrays in the program's layout, in a kernel's layout, or lazy."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 from jax import Array, lax
 
 TURNED = (1, 0)  # layout of a transposed matrix
-_FEW = 16  # readers of a value that are told from each other
 Order = tuple[int, ...]  # layout: the program's dimension at each dimension of the array
 
 
@@ -35,8 +34,6 @@ class TracedValue:
 
     Attributes:
         order: the layout that results computed from the value should have; None for the program's layout.
-        readers: the equations that read the value, without calls; the equations inside a call count. None stands
-            for an unknown reader.
     """
 
     def __init__(
@@ -49,22 +46,10 @@ class TracedValue:
     ):
         self._given, self._laid, self._laid_order, self.order = given, laid, order, order
         self._make, self._make_laid = make, make_laid
-        self.readers: list[Any] = []
-
-    def read_by(self, equations: Sequence[Any]) -> None:
-        """Add readers; more than `_FEW` readers become unknown readers."""
-        if len(self.readers) + len(equations) > _FEW:
-            self.readers = [None] * (_FEW + 1)
-        else:
-            self.readers += equations
 
     def is_computed(self) -> bool:
         """Return True if the array exists in any layout."""
         return self._given is not None or self._laid is not None
-
-    def known(self) -> Any:
-        """Return the array in the program's layout, or None if it is not computed yet."""
-        return self._given
 
     def given(self) -> Any:
         """Return the array in the program's layout; compute or transpose it if necessary."""

@@ -11,7 +11,7 @@ import jax
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from jfluid import collective_watch, processes
+from jfluid import processes
 from jfluid.compile.plan import Item
 from jfluid.compile.runtime.executables import Executables
 from jfluid.compile.runtime.options import options
@@ -19,6 +19,7 @@ from jfluid.ir.block import reads_of, writes_of
 from jfluid.ir.operator import Operator
 from jfluid.ops import registry
 from jfluid.ops.collective import AXIS
+from jfluid.processes import collective_watch
 
 
 class CollectiveJit:

@@ -15,7 +15,8 @@ import jax
 import numpy as np
 
 from jfluid import flags, record
-from jfluid.compile.numpy_steps.beside import Beside
+from jfluid.compile.numpy_steps.beside import Beside, interpreted
+from jfluid.compile.numpy_steps.interpreter import Listing
 from jfluid.compile.runtime import jax_caches, library_fusions
 from jfluid.compile.runtime.lru_cache import LruCache
 from jfluid.host import heap
@@ -150,6 +151,7 @@ class Executables:
         self._fresh, self._entry, self._interprets = fresh, entry, interprets
         self._begun = LruCache[Beside](_MOST_BEGUN)
         self._loaded: tuple[Form, Any] | None = None  # from a file, for the next call
+        self._missing = LruCache[None](_MOST_BEGUN)  # forms without a file
         self._all: dict[Form, Executable] = {}
         self._only: Executable | None = None  # if there is one
         # the places where the forms differ, and the executables by their forms at these places
@@ -183,16 +185,27 @@ class Executables:
         """Return the number of executables."""
         return len(self._all)
 
-    def begin(self, arguments: Arguments) -> bool:
+    def begin(self, arguments: Arguments, at_once: bool = True) -> bool:
         """Begin to compile the function for arguments beside the steps.
 
         Returns False while the arguments have no executable yet; True once they have one, and where steps wait for it.
+
+        Args:
+            at_once: False to begin nothing, and only look for an executable in memory and on disk.
         """
         forms = _forms(arguments)
         if self._interprets is None or forms in self._all:
             return True
-        begun = self._beside(forms, arguments)
-        return begun is None or begun.begin()
+        begun = self._begun.get(forms)
+        if begun is None and not at_once:
+            return _bytes(arguments) > _MOST_INTERPRETED or self._is_loaded(forms, arguments)
+        begun = begun or self._beside(forms, arguments)
+        return begun is None or (begun.begin() if at_once else begun.done)
+
+    def interpret(self, listing: Listing, arguments: Arguments) -> list[jax.Array]:
+        """Return the results of a listing that stands for the function, on the function's device."""
+        assert self._interprets is not None  # `begin` returns False
+        return interpreted(listing, arguments, self._interprets)
 
     def forget(self, old: Executable) -> None:
         """Drop an executable. It is compiled again when it is called."""
@@ -256,14 +269,26 @@ class Executables:
             return begun
         if _bytes(arguments) > _MOST_INTERPRETED:
             return None
-        if self._loaded is not None and self._loaded[0] == forms:
+        if self._is_loaded(forms, arguments):
             return None
-        if self._entry is not None and (loaded := self._entry.load(arguments)) is not None:
-            self._loaded = forms, loaded
-            return None
+        start = time.perf_counter()
         traced = self.trace(*arguments)
+        seconds = time.perf_counter() - start
         compile = self._compilation(lambda: traced, arguments)
-        return self._begun.get_or_make(forms, lambda: Beside(traced, compile, self._interprets))
+        return self._begun.get_or_make(forms, lambda: Beside(traced, seconds, compile, self._interprets))
+
+    def _is_loaded(self, forms: Form, arguments: Arguments) -> bool:
+        """Return True if the next call gets its executable from a file, which is looked for once."""
+        if self._loaded is not None and self._loaded[0] == forms:
+            return True
+        if self._entry is None or forms in self._missing:
+            return False
+        loaded = self._entry.load(arguments)
+        if loaded is None:
+            self._missing.get_or_make(forms, lambda: None)
+            return False
+        self._loaded = forms, loaded
+        return True
 
     def _arrange(self) -> None:
         """Find the places at which the forms of the executables differ."""

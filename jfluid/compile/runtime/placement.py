@@ -11,7 +11,7 @@ from typing import Any, Protocol
 import jax
 import numpy as np
 
-from jfluid import collective_watch, errors, processes
+from jfluid import errors, processes
 from jfluid.compile import trace
 from jfluid.compile.dynamic_shapes.stream import FeedShares
 from jfluid.compile.lower import NOTHING, Known
@@ -30,6 +30,7 @@ from jfluid.ir.operator import OpRole
 from jfluid.lod_tensor import LoDTensor, whole
 from jfluid.ops.collective import AXIS
 from jfluid.ops.ragged import Ragged
+from jfluid.processes import collective_watch
 
 Env = dict[str, Any]
 # A segment's pure function `(donated, kept, key) -> (gives, flags)`.
@@ -330,14 +331,7 @@ class OneDevice(Placement):
 
     def lower_computed(self, at: int, env: Env, compute: Computed, key: Any, true: Any) -> None:
         segment = self.plan.segments[at]
-        trace.laid_out(
-            lambda values: compute(values, key, true),
-            segment.ops,
-            env,
-            not self.on_gpus,
-            self.held,
-            segment.gives,
-        )
+        trace.laid_out(lambda values: compute(values, key, true), segment.ops, env, not self.on_gpus, self.held)
 
     def compiled(self, at: int, function: Function) -> Function:
         return jax.jit(function, donate_argnums=(0,), compiler_options=self._options())

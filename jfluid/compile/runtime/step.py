@@ -13,7 +13,6 @@ from jfluid.compile import scalars
 from jfluid.compile.dynamic_shapes.stream import ExactShapes, ShapeStream
 from jfluid.compile.lower import Known
 from jfluid.compile.plan import Plan, with_host_loop
-from jfluid.compile.rewrites import matmul_epilogues
 from jfluid.compile.runtime import memory, slots
 from jfluid.compile.runtime.executable_cache import Beside, Together
 from jfluid.compile.runtime.executables import Executables
@@ -117,11 +116,18 @@ class CompiledSegment:
         assert self._padder is not None  # a stream asks
         return self._padder.recorded(
             self.at,
-            dict(zip(self.donated, donated)) | {n: v for n, v in zip(self.kept, kept) if v is not None},
+            self._by_name(donated, kept),
             {self.kept[i]: shape for i, shape in shapes.items()},
             key,
             self.gives,
         )
+
+    def _by_name(self, donated: tuple[Any, ...], kept: tuple[Any, ...]) -> dict[str, Any]:
+        return dict(zip(self.donated, donated)) | {n: v for n, v in zip(self.kept, kept) if v is not None}
+
+    def recorded_arguments(self, donated: tuple[Any, ...], kept: tuple[Any, ...]) -> dict[str, Any] | None:
+        """See `dynamic_shapes.stream.Segment.recorded_arguments`."""
+        return None if self._placement.held else self._by_name(donated, kept)
 
     def padded(
         self,
@@ -170,8 +176,7 @@ class CompiledSegment:
         watch: list[Any] | None = [] if self._check else None
         if self._placement.on_gpus:
             scalars.read_together(env, self.donated)
-        with matmul_epilogues.overwriting(bool(self.donated)):
-            lower(env, watch)
+        lower(env, watch)
         self.is_large = self.is_large or memory.is_large(env.values())
         gives = []
         for name in self.gives:

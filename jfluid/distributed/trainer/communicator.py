@@ -5,7 +5,6 @@ from typing import Any
 
 from jfluid import errors, flags
 from jfluid.distributed.programs import trainer_program
-from jfluid.distributed.trainer.async_steps import AsyncSteps
 from jfluid.distributed.trainer.geo import Geo
 from jfluid.distributed.trainer.strategies import Async, AsyncSettings, Direct
 from jfluid.distributed.wire import connections
@@ -140,9 +139,7 @@ class Communicator:
             sums=_truth(self._setting("is_sgd_optimizer")),
             before_receive=int(self._setting("min_send_grad_num_before_recv")),
         )
-        # where nothing waits to be merged there is nothing for a thread to do
-        alone = settings.queue_size == settings.max_merge == 1
-        return AsyncSteps(settings.before_receive) if alone else Async(settings)
+        return Async(settings)
 
 
 def _truth(value: Any) -> bool:

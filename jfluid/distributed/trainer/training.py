@@ -240,7 +240,6 @@ class Trainer(Runner):
         """Run a prepared step; return its results by name, one by replica if divided."""
         program = self.program
         given = self._engine.execute(prepared, scope)
-        strategy.computes()
         as_left = self._only_sent.difference(fetches)
         values = {
             f.name: list(f.parts) if f.divided or (f.name in as_left and not f.overwritten) else [f.tensor()]

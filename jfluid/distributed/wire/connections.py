@@ -27,9 +27,6 @@ if TYPE_CHECKING:
     from jfluid.ps_server.client import Client, PulledRows, PullResult
 
 Array = np.ndarray[Any, Any]
-# How often to look whether a step comes, where servers have the gradients already, and nobody waits
-# for this trainer.
-_LOOK_S = 0.1
 _LOG = logging.getLogger(__name__)
 
 
@@ -69,15 +66,6 @@ class Strategy(ABC):
         self, connection: "TrainerConnection", program: TrainerProgram, gradients: Gradients, scope: Scope
     ) -> dict[str, Array]:
         """Take a step's gradients; return the pieces of parameters that are new since the last one."""
-
-    def computes(self) -> None:  # noqa: B027
-        """Do deferred work while a step computes and the trainer's thread waits."""
-
-    def arrive(self) -> None:  # noqa: B027
-        """Wait for pending gradients, if the strategy has no thread for the wait.
-
-        Raises ServerError where they could not be sent.
-        """
 
     def stop(self) -> None:  # noqa: B027
         """Send waiting gradients, and give the trainer the servers' parameters.
@@ -168,47 +156,22 @@ class TrainerConnection:
         self._exchange: Exchange | None = None
         self._enters, self._entering = False, threading.Lock()
         self._threads = ThreadPoolExecutor(2, thread_name_prefix="jfluid-exchange")
-        self._watching, self._watches = False, threading.Lock()
 
     @property
     def client(self) -> "Client":
         """Client of the servers, after the end of the pending exchange. Raises ServerError if the exchange failed."""
-        self._arrive()
-        return self.calls
-
-    def _arrive(self) -> None:
         self.settle()
-        if self.strategy is not None:
-            self.strategy.arrive()
+        return self.calls
 
     def exchange(
         self,
         send: "Callable[[Mapping[str, Any] | None], PullResult]",
         program: TrainerProgram,
         scope: Scope,
-        watched: bool = False,
     ) -> None:
         """Run `send` while the next step begins (see Exchange); its result has the parameters of `scope`."""
         self.settle()
-        self._exchange = Exchange(self._threads.submit, send, program, scope, watched)
-        with self._watches:
-            starts, self._watching = watched and not self._watching, self._watching or watched
-        if starts:
-            self._threads.submit(self._watch)
-
-    def _watch(self) -> None:
-        """Send the exchange for which no step has come between two looks."""
-        before = None
-        while True:
-            time.sleep(_LOOK_S)
-            with self._watches:
-                now = self._exchange
-                if now is None or now is before:
-                    self._watching = False
-                    break
-            before = now
-        if now is not None:
-            now.send()
+        self._exchange = Exchange(self._threads.submit, send, program, scope)
 
     def begin(self) -> None:
         """No step is going to ask for rows with the exchange that is in flight."""
@@ -249,7 +212,7 @@ class TrainerConnection:
         """Say goodbye. Raises ServerError where the last exchange failed, or the goodbye did."""
         self.left = True
         try:
-            self._arrive()
+            self.settle()
         finally:
             self._threads.shutdown(wait=False)
             if self._enters:

@@ -24,8 +24,6 @@ class Exchange:
         start: starts a function in a thread.
         send: sends, and returns the pieces of the parameters, and rows of tables by the ids that it
             is given (None for none).
-        watched: the caller sends the exchange if no step comes: no other trainer waits for it, and a thread
-            that wakes up for each step costs more than it is worth.
 
     Attributes:
         rows: that were asked for, when it has ended.
@@ -37,10 +35,8 @@ class Exchange:
         send: "Callable[[Mapping[str, Any] | None], PullResult]",
         program: TrainerProgram,
         scope: Scope,
-        watched: bool = False,
     ):
         self._lock, self._begins = threading.Lock(), threading.Condition()
-        self._start, self._watched = start, watched
         self._send, self._wanted, self._begun = send, False, False
         self._pulled: Future[PullResult] = Future()
         self.rows: Mapping[str, PulledRows] = {}
@@ -48,8 +44,7 @@ class Exchange:
         self._before = {name: tensor.value for name, (_, tensor) in self._waiting.items()}
         for _, tensor in self._waiting.values():
             tensor.expect(self)
-        if not watched:
-            start(self._run)
+        start(self._run)
 
     def _run(self) -> None:
         with self._begins:
@@ -74,8 +69,6 @@ class Exchange:
         with self._begins:
             self._wanted = True
             self._begins.notify()
-        if self._watched:
-            self._start(self.send)
 
     def finish(self) -> None:
         """Wait until the parameters are there.

@@ -34,8 +34,7 @@ def client_options() -> dict[str, Any]:
     """
     from jfluid.environment.process import ConnectionVariables
 
-    told = ConnectionVariables.from_env()
-    options = told.model_dump(include={"share_memory"}, exclude_unset=True)
+    told, options = ConnectionVariables.from_env(), dict[str, Any]()
     if told.tls_authority is None:
         return options
     for field in ("tls_authority", "tls_certificate", "tls_key"):

@@ -7,8 +7,9 @@ from typing import Any
 import jax
 import numpy as np
 
-from jfluid import collective_watch, environment, errors
+from jfluid import environment, errors
 from jfluid.places import selected_gpus
+from jfluid.processes import collective_watch
 
 _joined: tuple[list[str], int] | None = None
 _SECONDS_TO_MEET = 300

@@ -1,0 +1,173 @@
+"""Jaxprs at the true sizes of a batch, from traces at samples, beside traces at these sizes."""
+
+import operator
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.extend import core
+
+import jfluid as fluid
+from jfluid import layers
+from jfluid.check_device import cases
+from jfluid.compile.dynamic_shapes.dims import NoRule, Sizes, Symbol, Table
+from jfluid.compile.dynamic_shapes.unpadded import Unpadded
+from jfluid.compile.numpy_steps import beside
+from jfluid.compile.numpy_steps.interpreter import Listing
+from tests.dynamic_shapes.padding import places_alike, recorder, traced
+from tests.dynamic_shapes.test_operators import PARTS, function_of, weights
+
+SAMPLES = (5, 14, 53, 31)
+
+
+def unpadded(function):
+    """Return a function of arrays with a varying size n, at any sizes."""
+    table = Table([Symbol(SAMPLES, operator.itemgetter("n"))], len(SAMPLES))
+    return Unpadded([jax.make_jaxpr(function)(np.ones((n, 6), np.float32)) for n in SAMPLES], table)
+
+
+def equal(a, b):
+    return a is b or np.array_equal(np.asarray(a), np.asarray(b))
+
+
+def same(a, b):
+    """Return True if two values of jaxprs are the same; of functions, if their operations are."""
+    if isinstance(a, core.ClosedJaxpr):
+        return same(a.jaxpr, b.jaxpr) and all(map(equal, a.consts, b.consts))
+    if isinstance(a, core.Jaxpr):
+        return same_operations(a, b)
+    if isinstance(a, tuple | list):
+        return len(a) == len(b) and all(map(same, a, b))
+    if isinstance(a, int | float | np.number):
+        return bool(np.allclose(a, b, equal_nan=True))
+    return callable(a) or "0x" in repr(a) or repr(a) == repr(b)
+
+
+def same_operations(a, b):
+    names = {}
+
+    def atoms(own, other):
+        for x, y in zip(own, other, strict=True):
+            if isinstance(x, core.Literal):
+                yield isinstance(y, core.Literal) and np.allclose(x.val, y.val, equal_nan=True)
+            else:
+                yield str(x.aval) == str(y.aval) and names.setdefault(x, y) is y
+
+    return (
+        len(a.eqns) == len(b.eqns)
+        and all(atoms([*a.constvars, *a.invars], [*b.constvars, *b.invars]))
+        and all(
+            x.primitive is y.primitive
+            and all(atoms(x.invars, y.invars))
+            and all(same(x.params[name], y.params[name]) for name in x.params)
+            and all(atoms(x.outvars, y.outvars))
+            for x, y in zip(a.eqns, b.eqns)
+        )
+        and all(atoms(a.outvars, b.outvars))
+    )
+
+
+@pytest.mark.parametrize("part", range(PARTS))
+def test_operators_are_as_traced_at_each_size(part, monkeypatch):
+    monkeypatch.setattr(cases, "_weights", weights)
+    compared, wrong = 0, []
+    with jax.enable_x64(True):
+        for case in cases.runnable(cases.recorded())[part::PARTS]:
+            found = function_of(case)
+            if found is None:
+                continue
+            function, arguments = found
+            for group in places_alike(arguments):
+                try:
+                    samples = traced(function, arguments, [group])
+                    first = samples.samples["n0"][0]
+                    shapes = {n: shapes_at(samples, n) for n in (first + 5, first + 2)}
+                    at_witness = samples._with({"n0": first + 5}, shapes[first + 5])
+                    wanted = recorder(function, arguments)(shapes[first + 2])
+                    given = Unpadded(*at_witness[:2]).at(Sizes({"n0": first + 2}, {"n0": first + 2}))
+                except NoRule:
+                    continue
+                compared += 1
+                if not same(given, wanted):
+                    wrong.append((case.name, group))
+                break
+    assert not wrong
+    assert compared > 30
+
+
+def shapes_at(samples, size):
+    sizes = Sizes({"n0": size}, {})
+    return tuple(sizes.shape(dims) for dims in samples.fed)
+
+
+def test_sizes_and_numbers_follow_from_the_batch():
+    def function(x):
+        both = jnp.concatenate([x, x])[1:]
+        places = jnp.arange(x.shape[0]) / x.shape[0]
+        return both.reshape(-1, 3).sum(0), jnp.mean(x), x.var(ddof=1), places, jnp.pad(x, ((0, 60 - len(x)), (0, 0)))
+
+    for n in (6, 20, 52):
+        x = np.random.RandomState(n).rand(n, 6).astype("float32")
+        listing = Listing(unpadded(function).at(Sizes({"n": n}, {"n": n})))
+        for found, expected in zip(listing.run([x]), function(x), strict=True):
+            np.testing.assert_allclose(found, expected, rtol=1e-5)
+
+
+def test_random_numbers_are_the_ones_of_the_bucket():
+    def function(x):
+        return x * jax.random.uniform(jax.random.key(3), x.shape)
+
+    listing = Listing(unpadded(function).at(Sizes({"n": 32}, {"n": 20})))
+    (found,) = listing.run([np.ones((20, 6), np.float32)])
+    expected = function(jnp.ones((32, 6), jnp.float32))[:20]
+    np.testing.assert_array_equal(found, expected)
+
+
+def test_numbers_without_a_form_are_refused():
+    with pytest.raises(NoRule, match="does not follow from the sizes"):
+        unpadded(lambda x: x.sum() * np.log(np.log(len(x))))
+
+
+@pytest.fixture
+def interprets(monkeypatch):
+    """Switch the interpreter on; no compilation pays."""
+    monkeypatch.setattr("jfluid.compile.dynamic_shapes.stream.ShapeStream._pays", lambda *_: False)
+    fluid.set_flags({"FLAGS_interpret_first_steps": True})
+    yield
+    fluid.set_flags({"FLAGS_interpret_first_steps": False})
+
+
+def losses(sizes):
+    """Return losses of a small program with dropout for batches of sizes."""
+    x, y = fluid.data("x", [None, 4]), fluid.data("y", [None, 1])
+    hidden = layers.dropout(layers.fc(x, 8, act="tanh"), 0.2)
+    loss = layers.mean(layers.square_error_cost(layers.fc(hidden, 1), y))
+    fluid.optimizer.Adam(0.05).minimize(loss)
+    program, startup = fluid.default_main_program(), fluid.default_startup_program()
+    program.random_seed = startup.random_seed = 5
+    exe = fluid.Executor(fluid.CPUPlace())
+    exe.run(startup)
+    random, found = np.random.RandomState(0), []
+    for size in sizes:
+        feed = {"x": random.rand(size, 4).astype("float32"), "y": random.rand(size, 1).astype("float32")}
+        found.append(float(exe.run(feed=feed, fetch_list=[loss])[0]))
+    return found, exe
+
+
+def test_interpreted_steps_give_the_losses_of_buckets_and_trace_nothing(interprets, monkeypatch):
+    sizes = [9, 12, 15, 8, 14, 11, 10]
+    traces = []
+    jax.monitoring.register_event_duration_secs_listener(
+        lambda event, _, **more: traces.append(more) if event.endswith("jaxpr_trace_duration") else None
+    )
+    with fluid.scope_guard(fluid.Scope()), fluid.program_guard(fluid.Program(), fluid.Program()):
+        found, exe = losses(sizes)
+    (*_, step) = exe.engine._steps.values()
+    stream = step.segments[-1].call._traced
+    assert stream.interprets and not stream.compiled and not beside._one_at_a_time.locked()
+    assert not any("padded" in str(more.get("fun_name")) for more in traces)
+    fluid.set_flags({"FLAGS_interpret_first_steps": False})
+    with fluid.scope_guard(fluid.Scope()), fluid.program_guard(fluid.Program(), fluid.Program()):
+        expected, _ = losses(sizes)
+    np.testing.assert_allclose(found, expected, rtol=1e-4)
