@@ -1,5 +1,6 @@
 """What honest clients of `jfluid serve` see while others are slow, broken, idle or huge.
 
+    python benchmarks/serving.py --load     # speed beside ONNX Runtime and Fluid's predictor (serving_load.py)
     python benchmarks/serving.py [--seconds 10] [--rounds 3] [--attacks NAME ...] [--most RATIO] [--tries 1]
 
 Four honest clients ask for a row every 20 ms each, on connections that they keep. Each attack is a process of the
@@ -316,6 +317,10 @@ def phases(name, targets, port, seconds, rounds, wrong):
 
 
 def main():
+    if sys.argv[1:2] == ["--load"]:
+        import serving_load
+
+        return serving_load.main(sys.argv[2:])
     parser = argparse.ArgumentParser()
     parser.add_argument("--seconds", type=float, default=10)
     parser.add_argument("--rounds", type=int, default=3)

@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from jfluid import installation
+
 ROOT = Path(__file__).parent.parent
 PAGES = [ROOT / name for name in ("README.md", "CONTRIBUTING.md", "CHANGELOG.md")] + sorted(
     (ROOT / "docs").rglob("*.md")
@@ -51,7 +53,8 @@ def test_links_lead_somewhere(page):
 
 def test_the_site_leads_to_every_page():
     listed = re.findall(r"([\w/]+\.md)$", (ROOT / "mkdocs.yml").read_text(), re.MULTILINE)
-    assert sorted(listed) == sorted(str(path.relative_to(ROOT / "docs")) for path in (ROOT / "docs").rglob("*.md"))
+    pages = [str(path.relative_to(ROOT / "docs")) for path in (ROOT / "docs").rglob("*.md")]
+    assert sorted(listed) == sorted([*pages, "release_notes.md"])  # of CHANGELOG.md, when the site is built
 
 
 @pytest.mark.process
@@ -67,6 +70,8 @@ def test_the_site_is_built_without_warnings(tmp_path):
     # with --quiet warnings would not count
     assert result.returncode == 0, result.stdout + result.stderr
     assert 'id="jfluid.layers.nn.fc"' in (tmp_path / "api" / "layers" / "index.html").read_text()
+    notes = (tmp_path / "release_notes" / "index.html").read_text()
+    assert f">{installation.VERSION} " in notes and 'href="../coverage/"' in notes
     name = (tmp_path / "api" / "names" / "layers.fc" / "index.html").read_text()
     assert "fluid.layers.fc" in name and 'id="example"' in name
     assert 'href="layers.fc/"' in (tmp_path / "api" / "names" / "index.html").read_text()

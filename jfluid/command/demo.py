@@ -15,6 +15,7 @@ from jfluid.printable import printable
 _HOME = Path(__file__).resolve().parents[2]
 _FOLDERS = ("examples", "configs")
 _INSTALLED = "share/jfluid/"  # where a wheel has them
+_SUFFIXES = (".py", ".yaml")
 _NEEDED = ("matplotlib", "sklearn")  # what the extra demo brings
 
 
@@ -59,10 +60,10 @@ def _files() -> Iterator[tuple[str, Path]]:
     for root in (_HOME, _HOME / _INSTALLED):
         if (root / "configs" / "ctr_dnn.yaml").is_file():
             for path in sorted(p for folder in _FOLDERS for p in (root / folder).rglob("*")):
-                if path.suffix in (".py", ".yaml"):
+                if path.suffix in _SUFFIXES:
                     yield path.relative_to(root).as_posix(), path
             return
-    found = [f for f in metadata.files("jfluid") or () if _INSTALLED in f.as_posix()]
+    found = [f for f in metadata.files("jfluid") or () if _INSTALLED in f.as_posix() and f.suffix in _SUFFIXES]
     if not found:
         raise errors.DataError("this installation has no examples: install jfluid from a wheel")
     for file in found:

@@ -20,12 +20,18 @@ def main(arguments: Sequence[str]) -> int:
 
     It is 1 where the model cannot be exported or the export differs, 2 where the model cannot be read.
     """
-    options = arguments_parser().parse_args(arguments)
+    parser = arguments_parser()
+    options = parser.parse_args(arguments)
+    if options.to == "onnx" and (options.longest or options.batch):
+        parser.error("--longest and --batch are for stablehlo and jax: an ONNX model takes any batch and any length")
     name = os.path.basename(os.path.abspath(options.model)) + _ENDINGS[options.to]
     path = options.output or name
     try:
         model = LoadedModel(options.model, options.model_filename, options.params_filename, allow=options.allow)
-        data, difference = _exported(model, options.to, options.longest, options.batch)
+        try:
+            data, difference = _exported(model, options.to, options.longest, options.batch)
+        finally:
+            model.close()
         with atomic_write(path) as file:
             file.write(data)
     except (
@@ -41,12 +47,11 @@ def main(arguments: Sequence[str]) -> int:
         return 2
     from jfluid.exports import padded
 
-    feeds = ", ".join(
-        f"{name} {dtype}{list(shape)}" for name, shape, dtype in padded.arguments(model.feeds, options.longest)
-    )
+    longest = -1 if options.to == "onnx" else options.longest
+    feeds = ", ".join(f"{name} {dtype}{list(shape)}" for name, shape, dtype in padded.arguments(model.feeds, longest))
     fetches = ", ".join(f"{v.name} {v.np_dtype}{list(v.shape)}" for v in model.fetches)
     print(printable(f"{path}: {len(data)} bytes; ({feeds}) -> ({fetches})", lines=False))
-    rows = options.batch if options.batch and options.to != "onnx" else "2 and 3"
+    rows = options.batch or "2 and 3"
     print(f"differs from jfluid by {difference:.2g} at most, on batches of {rows} random rows")
     return 0
 
@@ -85,7 +90,8 @@ def arguments_parser() -> argparse.ArgumentParser:
         type=positive,
         metavar="N",
         help=(
-            "rows of the longest sequence; models of sequences are exported as padded rows [batch, N, ...] and lengths"
+            "rows of the longest sequence; models of sequences are exported as padded rows [batch, N, ...] and lengths "
+            "(ONNX: any N)"
         ),
     )
     parser.add_argument(

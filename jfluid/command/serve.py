@@ -7,7 +7,9 @@ import os
 import re
 import socket
 import sys
+import warnings
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 
 from jfluid import errors, flags
 from jfluid.command.inspect import add_allow_argument, add_file_arguments
@@ -66,6 +68,8 @@ def serve(folders: Mapping[str, str], listening: socket.socket, options: argpars
     from jfluid.serving.models import Models
     from jfluid.serving.service import Resources, Service
 
+    # batches have few sizes, which are compiled at the start
+    warnings.filterwarnings("ignore", "this program is compiled anew for each new shape", RuntimeWarning)
     logging.basicConfig(format="%(asctime)s %(message)s", stream=sys.stderr)
     if options.access_log:
         access, handler = logging.getLogger("jfluid.serving").getChild("access"), logging.StreamHandler(sys.stderr)
@@ -84,7 +88,8 @@ def serve(folders: Mapping[str, str], listening: socket.socket, options: argpars
     resources = Resources(limits)
 
     def load(folder: str, name: str, version: str) -> Service:
-        model = LoadedModel(folder, options.model_filename, options.params_filename, place, options.allow)
+        files = options.model_filename, options.params_filename
+        model = LoadedModel(folder, *files, place, options.allow, options.servers)
         delay = options.max_delay / 1000
         return Service(model, options.max_batch, delay, resources, name, version, options.warm_up_length)
 
@@ -105,13 +110,33 @@ def listen(host: str, port: int) -> socket.socket:
         raise OSError(f"{host}:{port}: {error}") from error
 
 
-def arguments_parser() -> argparse.ArgumentParser:
-    """Return the parser of the arguments."""
-    parser = argparse.ArgumentParser(
-        prog="jfluid serve",
-        description="Serves saved models over HTTP: POST /predict with JSON or .npz, the Open Inference Protocol "
-        "below /v2, GET /health, /metrics, /docs and / (inputs and outputs). SIGHUP loads new versions.",
-    )
+def addresses(text: str) -> list[str]:
+    """Return the endpoints of `--servers`: of a list, or of the key `servers` of a job file.
+
+    Raises ArgumentTypeError.
+    """
+    from jfluid import job
+    from jfluid.environment.endpoints import fault_of
+
+    endpoints: object = [part.strip() for part in text.split(",")]
+    if text.endswith((".yaml", ".yml")):
+        try:
+            document = job.read_yaml(Path(text))
+        except (job.JobError, OSError) as error:
+            raise argparse.ArgumentTypeError(str(error)) from None
+        endpoints = document.get("servers") if isinstance(document, dict) else None
+    if not isinstance(endpoints, list):
+        raise argparse.ArgumentTypeError(
+            f"{text}: expected a job file with `servers: [HOST:PORT, ...]`, found {endpoints or 'no servers'}: "
+            "give the addresses that the launcher prints as HOST:PORT,..."
+        )
+    if fault := fault_of(endpoints := [str(endpoint) for endpoint in endpoints]):
+        raise argparse.ArgumentTypeError(f"expected HOST:PORT,... or the path of a job file (.yaml), {fault}")
+    return endpoints
+
+
+def _add_model_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the arguments that name the models, their files and their tables."""
     parser.add_argument(
         "models",
         nargs="+",
@@ -123,6 +148,24 @@ def arguments_parser() -> argparse.ArgumentParser:
     )
     add_file_arguments(parser)
     add_allow_argument(parser)
+    parser.add_argument(
+        "--servers",
+        type=addresses,
+        default=(),
+        metavar="HOST:PORT,...|JOB.yaml",
+        help="running servers that have the rows of the models' tables, in the job's order; or the job file with these "
+        "servers (default: the rows are in the folder)",
+    )
+
+
+def arguments_parser() -> argparse.ArgumentParser:
+    """Return the parser of the arguments."""
+    parser = argparse.ArgumentParser(
+        prog="jfluid serve",
+        description="Serves saved models over HTTP: POST /predict with JSON or .npz, the Open Inference Protocol "
+        "below /v2, GET /health, /metrics, /docs and / (inputs and outputs). SIGHUP loads new versions.",
+    )
+    _add_model_arguments(parser)
     parser.add_argument("--port", type=int, default=8866, help="default %(default)s; 0 takes any free port")
     parser.add_argument(
         "--host",

@@ -1,5 +1,6 @@
 """A saved model that is loaded to be run, exported or served."""
 
+import os
 import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
@@ -8,13 +9,15 @@ import numpy as np
 from jfluid import errors
 from jfluid.executor import Executor
 from jfluid.exports.sequences import Sequences, Value
-from jfluid.files.inference_model import load_inference_model
+from jfluid.exports.tables import TableRows
+from jfluid.files.inference_model import load_asking
 from jfluid.files.saved_model import read_saved_model
 from jfluid.ir.operator import Operator
 from jfluid.ir.variable import Variable
 from jfluid.ops import registry
 from jfluid.places import CPUPlace, CUDAPlace
 from jfluid.scope import Scope, scope_guard
+from jfluid.transpiler.parameter_server import remote_look_ups
 
 
 class LoadedModel:
@@ -34,13 +37,23 @@ class LoadedModel:
         params_filename: str | None = None,
         place: CPUPlace | CUDAPlace | None = None,
         allow: Iterable[str] = (),
+        servers: Sequence[str] = (),
     ):
-        """Load the model of a folder; `allow` has the types of operators that may act.
+        """Load the model of a folder.
+
+        Args:
+            path: the folder, or the file of its program.
+            model_filename, params_filename: as of `load_inference_model`.
+            place: the device.
+            allow: types of operators that may act.
+            servers: "host:port" of the servers that have the rows of the model's tables, in the job's order; empty
+                if the folder has the rows.
 
         Raises FileFormatError where files are missing or damaged, UnsupportedOpError for an operator that is not in
         this release, UntrustedOperatorError for an operator that acts and is not allowed.
         """
-        files = read_saved_model(path, model_filename, params_filename)
+        tables = TableRows(path if os.path.isdir(path) else os.path.dirname(path) or ".", servers)
+        files = read_saved_model(path, model_filename, params_filename, tables.elsewhere)
         if files.faults:
             raise errors.FileFormatError(files.faults[0])
         if not files.fetches:
@@ -50,9 +63,10 @@ class LoadedModel:
         self.scope = Scope()
         self._executor = Executor(CPUPlace() if place is None else place)
         self._lock = threading.Lock()
+        self._tables = tables
         with scope_guard(self.scope):
-            self.program, names, self.fetches = load_inference_model(
-                files.folder, self._executor, files.model_file, files.params_file, allow=allow
+            self.program, names, self.fetches = load_asking(
+                files.folder, tables.ask, files.model_file, files.params_file, allow
             )
         self._use_own_tables()
         self.program.refuse_acting()
@@ -66,7 +80,7 @@ class LoadedModel:
     def _use_own_tables(self) -> None:
         """Have look-ups of distributed tables read the tables of the model's folder."""
         for op in self.operators():
-            if op.type in _LOOK_UPS and op.attrs.get("is_distributed"):
+            if op.type in _LOOK_UPS and op.attrs.get("is_distributed") and op.input("W")[0] not in self.remote_tables:
                 op.attrs["is_distributed"] = False
 
     def run(self, feed: Mapping[str, Value]) -> list[Value]:
@@ -77,6 +91,16 @@ class LoadedModel:
                 self.program, feed=fed, fetch_list=self.fetches, scope=self.scope, return_numpy=False
             )
         return [Sequences(np.asarray(value), value._lod) if value._lod else np.asarray(value) for value in found]
+
+    @property
+    def remote_tables(self) -> set[str]:
+        """Tables with rows in shards or on servers."""
+        return self._tables.names
+
+    def close(self) -> None:
+        """Leave the servers of the model's tables; the model cannot be run afterwards."""
+        self._executor.close()
+        self._tables.close()
 
     def operators(self) -> list[Operator]:
         """Return the operators of the program, without feeds and fetches."""
@@ -135,6 +159,8 @@ def _heights(ops: Sequence[Operator], feeds: Sequence[str], variables: Mapping[s
             ids, slot = _LOOK_UPS[op.type]
             tables = [variables[name] for name in op.inputs.get(slot, ()) if name in variables]
             height = min((table.shape[0] for table in tables if table.shape), default=0)
+            if remote_look_ups.is_remote(op):  # rows that the hashes of ids place have no bounds
+                height = sum(op.attrs.get("height_sections", ()))
             # the row of padding may be one that the table does not have
             height = 0 if op.attrs.get("padding_idx", -1) >= height else height
         elif op.type in _HOT and not op.inputs.get("depth_tensor"):
@@ -163,7 +189,12 @@ def _drawn(var: Variable, batch: int, random: np.random.Generator, longest: int)
 
 
 def check_exportable(model: LoadedModel, target: str) -> None:
-    """Raise UnsupportedError for operators of the host and random numbers, which no format has."""
+    """Raise UnsupportedError for tables without a file, operators of the host and random numbers."""
+    if model.remote_tables:
+        raise errors.UnsupportedError(
+            f"{target}: table {', '.join(sorted(model.remote_tables))} is in shards or on servers, and an export has "
+            "whole tables: save the model by fleet.save_inference_model without program_only"
+        )
     ops = [(op, registry.get(op.type)) for op in model.operators()]
     hosts = sorted({op.type for op, found in ops if found.host})
     if hosts:
@@ -205,6 +236,12 @@ def _difference(name: str, expected: Value, found: Value) -> float:
         if not all(np.array_equal(a, b) for a, b in zip(expected.lod, found.lod, strict=True)):
             raise errors.OpError(f"{name}: the exported model gives sequences of other lengths")
         return _difference(name, expected.rows, found.rows)
+    if isinstance(expected, Sequences) or isinstance(found, Sequences):
+        kinds = ("rows without lengths", "sequences")
+        raise errors.OpError(
+            f"{name}: expected {kinds[isinstance(expected, Sequences)]}, the exported model gives "
+            f"{kinds[isinstance(found, Sequences)]}: fetch a variable that has lengths (LoD)"
+        )
     one, other = np.asarray(expected), np.asarray(found)
     if one.shape != other.shape or one.dtype != other.dtype:
         raise errors.OpError(

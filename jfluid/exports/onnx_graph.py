@@ -8,12 +8,14 @@ from onnx import TensorProto, helper, numpy_helper
 
 from jfluid import errors
 from jfluid.exports.model import LoadedModel
+from jfluid.exports.padded import LENGTHS
 from jfluid.ir.operator import Operator
 from jfluid.ir.variable import EMPTY_NAME
 from jfluid.ops import registry
 
 Converter = Callable[["Graph", "Node"], None]
 CONVERTERS: dict[str, Converter] = {}
+PADDED = ".padded"  # behind the name of a feed or a fetch of sequences, until the graph is whole
 
 
 def converts(*types: str) -> Callable[[Converter], Converter]:
@@ -68,13 +70,21 @@ class Node:
 
 
 class Graph:
-    """The nodes and constants of ONNX's graph while it grows."""
+    """The nodes and constants of ONNX's graph while it grows.
+
+    Attributes:
+        model: the exported model.
+        nodes, constants: of the graph.
+        sequences: variables that are padded rows of sequences, with the name of the feed that has the lengths.
+    """
 
     def __init__(self, model: LoadedModel):
         self.model = model
+        self.sequences = {var.name: var.name for var in model.feeds if var.lod_level}
         self.nodes: list[Any] = []
         self.constants: dict[str, Any] = {}
         self._block = model.program.global_block()
+        self._made: dict[tuple[str, str, int], str] = {}
 
     def add(self, kind: str, inputs: Sequence[str], output: str | None = None, **attrs: Any) -> str:
         """Add a node of one output; returns the output's name, a new one by default."""
@@ -108,6 +118,70 @@ class Graph:
     def like(self, name: str, value: float) -> str:
         """Return a constant of the dtype of a variable."""
         return self.constant(value, self.dtype(name))
+
+    def value(self, name: str) -> np.ndarray[Any, Any]:
+        """Return the value of a parameter. Raises UnsupportedError for a variable that is none."""
+        found = self.model.parameter(name)
+        if found is None:
+            raise errors.UnsupportedError(f"onnx: {name}: expected a parameter, found a computed variable")
+        return found
+
+    def is_read(self, name: str) -> bool:
+        """Return True if an operator reads a variable, or the model returns it."""
+        returned = any(var.name == name for var in self.model.fetches)
+        return returned or any(name in op.input_arg_names for op in self.model.operators())
+
+    def row_shape(self, name: str) -> list[int]:
+        """Return the shape of a row of sequences. Raises UnsupportedError for a size that is not fixed."""
+        shape = self.shape(name)[1:]
+        if min(shape, default=1) < 0:
+            raise errors.UnsupportedError(f"onnx: {name}: rows of sequences have fixed sizes, found {shape}")
+        return shape
+
+    def padded(self, name: str) -> str:
+        """Return a variable of sequences as [batch, longest, ...]."""
+        size = self.add("Concat", [self.size(self.sequences[name]), self.constant(self.row_shape(name))], axis=0)
+        return self.add("Reshape", [name, size])
+
+    def size(self, feed: str) -> str:
+        """Return the number and the padded length of the sequences of a feed: int64 [2]."""
+        return self._once("size", feed, 0, lambda: self.add("Shape", [feed + PADDED], end=2))
+
+    def lengths(self, feed: str, rank: int) -> str:
+        """Return the lengths of the sequences of a feed: int64 [batch, 1, ...] of a rank."""
+
+        def make() -> str:
+            if rank == 1:
+                return self.add("Cast", [feed + LENGTHS], to=TensorProto.INT64)
+            return self.add("Unsqueeze", [self.lengths(feed, 1), self.constant(list(range(1, rank)))])
+
+        return self._once("lengths", feed, rank, make)
+
+    def places(self, feed: str) -> str:
+        """Return the places of rows in a sequence of a feed: int64 [longest]."""
+
+        def make() -> str:
+            longest = self.add("Gather", [self.size(feed), self.constant(1)])
+            return self.add("Range", [self.constant(0), longest, self.constant(1)])
+
+        return self._once("places", feed, 0, make)
+
+    def mask(self, feed: str, rank: int) -> str:
+        """Return True for the rows of sequences, False behind each: [batch, longest, 1, ...] of a rank."""
+
+        def make() -> str:
+            if rank == 2:
+                return self.add("Less", [self.places(feed), self.lengths(feed, 2)])
+            return self.add("Unsqueeze", [self.mask(feed, 2), self.constant(list(range(2, rank)))])
+
+        return self._once("mask", feed, rank, make)
+
+    def _once(self, kind: str, feed: str, rank: int, make: Callable[[], str]) -> str:
+        """Return the name that `make` returned at the first call for these arguments."""
+        key = kind, feed, rank
+        if key not in self._made:
+            self._made[key] = make()
+        return self._made[key]
 
 
 def tensor_type(dtype: Any) -> int:

@@ -118,21 +118,17 @@ def mul(graph: Graph, node: Node) -> None:
     graph.add("Reshape", [product, graph.add("Concat", [shape_x, shape_y], axis=0)], node.output())
 
 
-@converts("matmul", "matmul_v2")
+@converts("matmul")
 def matmul(graph: Graph, node: Node) -> None:
-    old = node.type == "matmul"
     sides = []
-    for slot, attr in (
-        ("X", "transpose_X" if old else "trans_x"),
-        ("Y", "transpose_Y" if old else "trans_y"),
-    ):
+    for slot, attr in (("X", "transpose_X"), ("Y", "transpose_Y")):
         name = node.input(slot)
         if node[attr]:
             order = list(range(graph.rank(name)))
             order[-2:] = order[-1:-3:-1]
             name = graph.add("Transpose", [name], perm=order)
         sides.append(name)
-    alpha = node["alpha"] if old else 1.0
+    alpha = node["alpha"]
     if alpha == 1.0:
         graph.add("MatMul", sides, node.output())
     else:
@@ -229,10 +225,9 @@ def prelu(graph: Graph, node: Node) -> None:
     graph.add("PRelu", [x, alpha], node.output())
 
 
-@converts("softmax", "log_softmax")
+@converts("softmax")
 def softmax(graph: Graph, node: Node) -> None:
-    kind = "Softmax" if node.type == "softmax" else "LogSoftmax"
-    graph.add(kind, [node.input()], node.output(), axis=node["axis"])
+    graph.add("Softmax", [node.input()], node.output(), axis=node["axis"])
 
 
 @converts("square")

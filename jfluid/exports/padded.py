@@ -17,17 +17,22 @@ LENGTHS = ".lengths"
 
 def check_levels(model: LoadedModel, longest: int | None) -> None:
     """Raise UnsupportedError for sequences of unbounded length or of several levels."""
+    check_one_level(model)
     ragged = [var for var in model.feeds if var.lod_level]
-    deep = [var.name for var in ragged if var.lod_level > 1]
-    if deep:
-        raise errors.UnsupportedError(
-            f"export: {', '.join(deep)} have several levels of sequences, only one is exported"
-        )
     if ragged and longest is None:
         names = ", ".join(var.name for var in ragged)
         raise errors.UnsupportedError(
             f"export: {names} are sequences of different lengths (LoD), which are exported in padded form: say with "
             "--longest N how many rows a sequence has at most"
+        )
+
+
+def check_one_level(model: LoadedModel) -> None:
+    """Raise UnsupportedError for sequences of several levels."""
+    deep = [var.name for var in model.feeds if var.lod_level > 1]
+    if deep:
+        raise errors.UnsupportedError(
+            f"export: {', '.join(deep)} have several levels of sequences, only one is exported"
         )
 
 

@@ -1,7 +1,7 @@
 """Inference models: a pruned program (`__model__`) beside its parameters."""
 
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from jfluid import errors
@@ -175,6 +175,23 @@ def load_inference_model(
     A run of a program that asks servers raises ServerError where one does not answer, or has no such
     table.
     """
+
+    def ask(program: Program) -> None:
+        if pserver_endpoints:
+            remote_look_ups.ask(program, pserver_endpoints)
+
+    program, feeds, fetches = load_asking(dirname, ask, model_filename, params_filename, allow)
+    return [program, feeds, fetches]
+
+
+def load_asking(
+    dirname: str,
+    ask: Callable[[Program], None],
+    model_filename: str | None = None,
+    params_filename: str | None = None,
+    allow: Iterable[str] = (),
+) -> tuple[Program, list[str], list[Variable]]:
+    """Load a model as `load_inference_model` does; `ask` gives look-ups their servers before parameters are read."""
     dirname = os.fspath(dirname)
     check_local(dirname)
     if not os.path.isdir(dirname):
@@ -187,8 +204,7 @@ def load_inference_model(
                 raise errors.FileFormatError(
                     f"{dirname}: the program feeds or fetches {name}, but declares no such variable"
                 )
-        if pserver_endpoints:
-            remote_look_ups.ask(program, pserver_endpoints)
+        ask(program)
         # One file for all holds the tables, too.
         remote = remote_look_ups.tables_of(program) if params_filename is None else set()
         found = [v for v in program.list_vars() if is_persistable(v) and v.name not in remote]
@@ -198,4 +214,4 @@ def load_inference_model(
     program, values = read_whole(dirname, read)
     write_scope(values)
     feeds, fetches = columns(program)
-    return [program, feeds, [program.global_block().vars[name] for name in fetches]]
+    return program, feeds, [program.global_block().vars[name] for name in fetches]

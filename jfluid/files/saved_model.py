@@ -5,7 +5,7 @@ Nothing here imports JAX.
 
 import math
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -107,7 +107,12 @@ def state_of(program: Program) -> list[Variable]:
     ]
 
 
-def read_saved_model(path: str, model_filename: str | None = None, params_filename: str | None = None) -> SavedModel:
+def read_saved_model(
+    path: str,
+    model_filename: str | None = None,
+    params_filename: str | None = None,
+    elsewhere: Callable[[Program], Collection[str]] = lambda program: (),
+) -> SavedModel:
     """Read a model's files.
 
     Args:
@@ -115,15 +120,18 @@ def read_saved_model(path: str, model_filename: str | None = None, params_filena
         model_filename: the program's file in the folder; by default `__model__`, or `model`.
         params_filename: the file of all parameters; by default it is looked for where the
             parameters have no files of their own.
+        elsewhere: returns the variables of the program without files: their values are not in the folder.
 
     Raises FileFormatError where there is no program, or a damaged one. Faults of parameters are
     listed, not raised.
     """
     folder, name = (path, model_filename) if os.path.isdir(path) else os.path.split(path)
-    return read_whole(folder or ".", lambda files: _read(files, name, params_filename))
+    return read_whole(folder or ".", lambda files: _read(files, name, params_filename, elsewhere))
 
 
-def _read(files: Files, name: str | None, params_filename: str | None) -> SavedModel:
+def _read(
+    files: Files, name: str | None, params_filename: str | None, elsewhere: Callable[[Program], Collection[str]]
+) -> SavedModel:
     """Read a model among the files of a folder."""
     folder = files.folder
     if name is None:
@@ -144,6 +152,9 @@ def _read(files: Files, name: str | None, params_filename: str | None) -> SavedM
     wanted = state_of(program)
     if model.params_file is None and wanted:
         model.params_file = _combined_file(files, name, wanted)
+    if model.params_file is None:
+        without = elsewhere(program)
+        wanted = [var for var in wanted if var.name not in without]
     try:
         _read_parameters(model, files, wanted)
     except errors.FileFormatError as error:

@@ -3,6 +3,7 @@
 import signal
 import textwrap
 import time
+from collections import Counter
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
@@ -113,6 +114,8 @@ class _Runner:
                 )
                 for member in members
             ]
+            if self.attempt == 0:
+                _say(f"{self.job.name} starts: {self._started(members)}")
             failure = Supervisor(
                 members,
                 console,
@@ -130,6 +133,14 @@ class _Runner:
 
     def share(self, record: JobRecord) -> None:
         """Let the other hosts' launchers know of the record."""
+
+    def _started(self, members: Sequence[Member]) -> str:
+        """Return the processes, their devices and the places to look at."""
+        return f"one process; log: {members[0].log}{self._page()}"
+
+    def _page(self) -> str:
+        """Return the command that shows the job's page, where it leaves a record."""
+        return f"; its page: jfluid dashboard {self.job.log_dir}" if self.record.is_on else ""
 
     def _console(self, members: Sequence[Member]) -> Console:
         return Console(shows=lambda member: True, prefixed=False, alone=True)
@@ -198,6 +209,13 @@ class _GangRunner(_Runner):
         if job.is_listed:
             here = [own for own in servers + trainers if self.peers is None or host_and_port(own)[0] == self.node.host]
         return parameter_server_gang(job, servers, trainers, here, self.gpus, self.secret)
+
+    def _started(self, members: Sequence[Member]) -> str:
+        roles = Counter(member.role for member in members)
+        processes = ", ".join(f"{count} {role}{'s' * (count > 1)}" for role, count in sorted(roles.items()))
+        hosts = f" on host {self.node.rank} of {self.node.count}" if self.node.count > 1 else ""
+        devices = f"GPU {', '.join(self.gpus)}" if self.gpus else "CPU"
+        return f"{processes}{hosts}, on {devices}; logs: {self.job.log_dir}/*log.*{self._page()}"
 
     def _console(self, members: Sequence[Member]) -> Console:
         shown = self.job.console

@@ -30,6 +30,7 @@ from jfluid.launch import strays
 from jfluid.launch.failure import Failure, excerpt_of, how_ended
 from jfluid.launch.gang import Member
 from jfluid.launch.guard import Guard
+from jfluid.launch.memory_kills import MemoryKills
 from jfluid.launch.output import Console, MemberOutput
 from jfluid.launch.recording import JobRecord
 from jfluid.launch.rendezvous import Verdict
@@ -110,6 +111,7 @@ class _Running:
         self.output = output
         self.mark = mark
         self.code: int | None = None
+        self.how = ""  # the code as text, with the reason of a kill
         # the exit code that it has reported that it will end with
         self.ending_with: int | None = None
         self.restarts_all = False  # has reported that it cannot continue unless all restart
@@ -147,6 +149,7 @@ class Supervisor:
         self._record = record
         self._usage_at, self._usage_every = clock(), 1.0
         self._clock = clock
+        self._kills = MemoryKills()
         # in the environment of all that members start
         self._mark = f"{GANG_MEMBER}={secrets.token_hex(8)}."
         self._running: list[_Running] = []
@@ -336,14 +339,16 @@ class Supervisor:
             )
 
     def _ended(self, running: _Running, code: int, moment: float) -> None:
-        running.code = code
-        self._note("exit", running.member, code=code, reason=how_ended(code))
+        running.code, running.how = code, how_ended(code)
+        if code == -signal.SIGKILL and not self._ending:
+            running.how += self._kills.explain()
+        self._note("exit", running.member, code=code, reason=running.how)
         if code == 0:
             self._suspects.pop(running, None)  # it did not fail: its exception was caught
         elif self._job_is_done():
             if not self._ending:
                 self._console.note(
-                    f"{running.member.label} ended with {how_ended(code)} after all trainers had finished; "
+                    f"{running.member.label} ended with {running.how} after all trainers had finished; "
                     f"its log: {running.member.log}"
                 )
         elif not (self._ending and self._work_is_done()):
@@ -390,13 +395,13 @@ class Supervisor:
             env={**failed.member.env, **failed.member.env_again, "JFLUID_RESTARTS": str(lives)},
         )
         self._console.note(
-            f"{member.label} failed ({how_ended(failed.code)}) and is started again; {member.restarts} more "
+            f"{member.label} failed ({failed.how}) and is started again; {member.restarts} more "
             f"{'restart' if member.restarts == 1 else 'restarts'} of it; its log: {member.log}"
         )
         self._note(
             "restart",
             member,
-            reason=how_ended(failed.code),
+            reason=failed.how,
             excerpt=excerpt_of(failed.output.tail()),
             left=member.restarts,
         )
@@ -491,7 +496,7 @@ class Supervisor:
         if running.ending_with is not None and code <= 0:
             # It hung in its exit handlers, and the launcher ended it.
             code = running.ending_with
-        reason = reason or how_ended(code)
+        reason = reason or (running.how if code == running.code else how_ended(code))
         return Failure(
             running.member.label,
             code,

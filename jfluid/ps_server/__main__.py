@@ -17,8 +17,7 @@ from jfluid import errors
 from jfluid.environment.process import ServerVariables
 from jfluid.host import heap
 from jfluid.job import JobError, read_yaml
-from jfluid.printable import printable
-from jfluid.ps_server import snapshot, specs, validation
+from jfluid.ps_server import server_log, snapshot, specs, validation
 from jfluid.ps_server.manifest import Manifest
 from jfluid.ps_server.server import Server, Settings
 from jfluid.ps_server.store import Store
@@ -102,18 +101,10 @@ def _store(options: argparse.Namespace) -> tuple[Store, Manifest | None]:
     return store, manifest
 
 
-class _Formatter(logging.Formatter):
-    """Formatter of log lines that escapes names and messages of other processes for terminals."""
-
-    def format(self, record: logging.LogRecord) -> str:
-        """Return a record as text."""
-        return printable(super().format(record))
-
-
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run a server; returns 0, or 2 when it could not start."""
     handler = logging.StreamHandler()
-    handler.setFormatter(_Formatter("%(asctime)s %(levelname)s %(message)s"))
+    handler.setFormatter(server_log.Formatter())
     logging.basicConfig(level=logging.INFO, handlers=[handler])
     options = _parser().parse_args(arguments)
     heap.keep_for_messages()
@@ -162,6 +153,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     while not told and not server.wait(_LOOK_S):
         pass
     server.stop()
+    logging.info("holds at the end: %s", server_log.held(server.store))
     return 0
 
 

@@ -275,6 +275,9 @@ def _refusal(error: Exception) -> Response:
         status = error.status
     elif isinstance(error, TooManyRequests):
         status = 503
+    elif isinstance(error, errors.ServerError):
+        _log.error("servers of tables: %s", error)
+        text, status = "the servers of the model's tables do not answer; the log says which: ask again later", 503
     elif no_memory or not isinstance(error, _OF_VALUES):
         _log.error("a request failed", exc_info=error)
         text, status = "the server failed to answer; its log says why", 500

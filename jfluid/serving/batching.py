@@ -136,7 +136,7 @@ class Batcher:
         return batch
 
     def _answer(self, batch: Sequence[_Request]) -> None:
-        """Run requests as one batch; if the batch fails, run each request alone."""
+        """Run requests as one batch; if the values of a batch fail, run each request alone."""
         rows = sum(request.rows for request in batch)
         try:
             found = self._found(
@@ -146,8 +146,9 @@ class Batcher:
                 rows,
             )
         except Exception as error:
-            if len(batch) == 1:
-                batch[0].answer.set_exception(error)
+            if len(batch) == 1 or isinstance(error, errors.ServerError):  # all of a batch ask the same servers
+                for request in batch:
+                    request.answer.set_exception(error)
             else:
                 for request in batch:
                     self._answer([request])

@@ -127,5 +127,5 @@ class Models:
         """Answer queued requests, and end the threads."""
         for services in self._services.values():
             for service in services.values():
-                service.batcher.close()
+                service.close()
         self.resources.close()

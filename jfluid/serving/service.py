@@ -194,4 +194,9 @@ class Service:
 
     def _close_if_unused(self) -> None:
         if self._retired and not self.users:  # in a thread: the loop answers others meanwhile
-            threading.Thread(target=self.batcher.close, name="retired version").start()
+            threading.Thread(target=self.close, name="retired version").start()
+
+    def close(self) -> None:
+        """Answer queued requests, then end the threads and connections of the version."""
+        self.batcher.close()
+        self.model.close()

@@ -103,15 +103,13 @@ def test_the_command_writes_what_jax_reads(tmp_path, capsys):
 
 
 def test_what_cannot_be_exported_is_named_and_nothing_is_written(tmp_path, capsys):
-    for fill in ("sequence", "random", "operator"):
+    for fill in ("random", "operator"):
         with (
             fluid.program_guard(fluid.Program(), fluid.Program()),
             fluid.scope_guard(fluid.Scope()),
         ):
-            x = fluid.data("x", [None, 4], "float32", lod_level=int(fill == "sequence"))
-            if fill == "sequence":
-                made = layers.sequence_pool(x, "max")
-            elif fill == "random":
+            x = fluid.data("x", [None, 4], "float32")
+            if fill == "random":
                 made = x + layers.gaussian_random([1, 4])
             else:
                 made = layers.maxout(layers.reshape(x, [-1, 4, 1, 1]), 2)
@@ -119,7 +117,6 @@ def test_what_cannot_be_exported_is_named_and_nothing_is_written(tmp_path, capsy
             fluid.io.save_inference_model(str(tmp_path / fill), ["x"], [made], exe)
     path = str(tmp_path / "out")
     for fill, says in (
-        ("sequence", "x are sequences of different lengths"),
         ("random", "gaussian_random draw random numbers"),
         ("operator", "there is nothing for operators maxout"),
     ):

@@ -28,13 +28,14 @@ OUTPUT = "save_infer_model/scale_0.tmp_0"
 
 
 @contextlib.contextmanager
-def served(folders=None, limits=None, poll=0.0, **options):
+def served(folders=None, limits=None, poll=0.0, servers=(), **options):
     """The address at which models, or the golden one, are served."""
     resources = Resources(limits or Limits(bytes=1 << 20))
     settings = {"largest": 8, "delay": 0.2} | options
 
     def load(folder, name, version):
-        return Service(LoadedModel(folder), resources=resources, name=name, version=version, **settings)
+        model = LoadedModel(folder, servers=servers)
+        return Service(model, resources=resources, name=name, version=version, **settings)
 
     models = Models(folders or {"golden": str(GOLDEN)}, load, resources)
     with listen("127.0.0.1", 0) as socket:

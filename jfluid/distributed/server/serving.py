@@ -21,7 +21,11 @@ _LOG = logging.getLogger(__name__)
 
 
 class Serving(Runner):
-    """Runs the program of one server: `Executor.run` returns when all trainers have left."""
+    """Runs the program of one server: `Executor.run` returns when all trainers have left.
+
+    Lines on standard error, with times, name the tables and blocks at the start and at the end, unless the script sets
+    up logging.
+    """
 
     def __init__(self, program: Program, engine: Engine):
         self._program, self._engine = program, engine
@@ -38,6 +42,7 @@ class Serving(Runner):
                 jfluid.environment.process) is wrong or cannot be.
         """
         from jfluid.distributed.server.program_store import ProgramStore
+        from jfluid.ps_server import server_log
         from jfluid.ps_server.client import credentials_of
         from jfluid.ps_server.recovery import Peers
         from jfluid.ps_server.server import Server
@@ -63,6 +68,7 @@ class Serving(Runner):
         )
         snapshots = Snapshots.of_server(number, len(endpoints))
         with ExitStack() as stack:
+            stack.enter_context(server_log.on_stderr())
             if snapshots is not None:
                 store.job = stack.enter_context(snapshots.claimed(token))
             server = Server(settings, store)
@@ -73,6 +79,7 @@ class Serving(Runner):
                 )
                 writer = snapshots.writer(server, peers)
             _serve(server, writer, endpoint)
+            _LOG.info("server %d holds at the end: %s", number, server_log.held(server.store))
         if server.trainer_group.failed:
             raise errors.ServerError(f"the job has failed: {server.trainer_group.failed}")
         return []
@@ -80,11 +87,20 @@ class Serving(Runner):
 
 def _serve(server: "Server", writer: Writer | None, endpoint: str) -> None:
     """Serve until all trainers have left, or the job has failed."""
+    from jfluid.ps_server import server_log
+
     with server:
         if writer is not None:
             writer.begin()
             writer.start()
-        _LOG.info("server %d listens on %s", server.settings.server, endpoint)
+        settings = server.settings
+        _LOG.info(
+            "server %d of %d listens on %s, and holds %s",
+            settings.server,
+            settings.servers,
+            endpoint,
+            server_log.held(server.store),
+        )
         server.wait()
         if writer is not None:
             writer.stop()

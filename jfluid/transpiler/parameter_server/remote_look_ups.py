@@ -5,7 +5,7 @@ a `distributed_lookup_table`, and a `prefetch` for those of the only table that 
 gives a loaded program its endpoints, and `resolved` finds out which of the servers has which rows.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 from jfluid import errors
 from jfluid.ir import schema
@@ -33,11 +33,21 @@ def mark(program: Program, tables: Mapping[str, ParameterLayout]) -> None:
     program._touch()
 
 
-def ask(program: Program, endpoints: Sequence[str]) -> None:
+def marked(program: Program) -> set[str]:
+    """Return the tables whose rows servers may be asked for: `ask` names the servers."""
+    attrs = ("remote_prefetch", "is_distributed")
+    return {
+        op.input("W")[0]
+        for op in program.global_block().ops
+        if op.type == LOOK_UP or (op.type in LOOK_UPS and any(op.attrs.get(name) for name in attrs))
+    }
+
+
+def ask(program: Program, endpoints: Sequence[str], tables: Collection[str] | None = None) -> None:
     """Let the look-ups of a program ask these servers.
 
     As in Fluid, `epmap` of all operators of the program's global block that have it becomes `endpoints`; the servers
-    of each `distributed_lookup_table` are replaced one by one.
+    of each `distributed_lookup_table` are replaced one by one. With `tables` only look-ups of these tables change.
 
     Raises:
         TypeError, ValueError: the endpoints are no texts, or one is there twice.
@@ -59,7 +69,7 @@ def ask(program: Program, endpoints: Sequence[str]) -> None:
                 f"load_inference_model: pserver_endpoints: {op.type} reads its W here, and asks no "
                 "servers for rows of it; save the model with remote_prefetch off (is_sparse=False)"
             )
-        if op.has_attr("epmap"):
+        if op.has_attr("epmap") and (tables is None or set(op.inputs.get("W", ())) <= set(tables)):
             op.attrs["epmap"] = list(endpoints)
             op.claim("epmap")
     _replace(program, endpoints)
