@@ -1,4 +1,4 @@
-"""NumPy rules of LLVM kernels for rows, products and convolutions: an interpreted step compiles no call of a kernel."""
+"""NumPy rules of LLVM kernels for rows and products: an interpreted step compiles no call for each size."""
 
 from typing import Any
 
@@ -22,33 +22,6 @@ def _inside(table: Any, rows: Any) -> Any:
 def _product(params: dict[str, Any], x: Any, y: Any, numbers: Any) -> list[Any]:
     geometry = _geometry(params, numbers)
     return [(x.T if geometry["x_turned"] == 0 else x) @ (y if geometry["y_turned"] == 0 else y.T)]
-
-
-def _columns(geometry: dict[str, int], x: Any) -> Any:
-    """Return the windows of images [batch, height, width, channels] as rows [batch * places, window * channels]."""
-    rows, columns, across, down = (geometry[name] for name in ("rows", "columns", "across", "down"))
-    window = geometry["window_height"], geometry["window_width"]
-    reach = (rows - 1) * down + window[0], (columns - 1) * across + window[1]
-    before = geometry["top"], geometry["left"]
-    edges = [(low, max(size - n - low, 0)) for low, size, n in zip(before, reach, x.shape[1:3])]
-    x = np.pad(x, [(0, 0), *edges, (0, 0)])[:, : reach[0], : reach[1]]
-    windows = np.lib.stride_tricks.sliding_window_view(x, window, (1, 2))[:, ::down, ::across]
-    return np.moveaxis(windows, 3, -1).reshape(x.shape[0] * rows * columns, -1)
-
-
-@rule("jfluid_convolution_forward")
-def _convolve(params: dict[str, Any], x: Any, w: Any, numbers: Any) -> list[Any]:
-    geometry = _geometry(params, numbers)
-    return [(_columns(geometry, x) @ w.reshape(-1, w.shape[-1])).reshape(params["results"][0].shape)]
-
-
-@rule("jfluid_convolution_gradient")
-def _convolution_gradient(params: dict[str, Any], x: Any, grad: Any, numbers: Any) -> list[Any]:
-    """Return the filter's gradient as the first part, and zeros as the other parts of the sum."""
-    found = np.zeros(params["results"][0].shape, np.float32)
-    total = _columns(_geometry(params, numbers), x).T @ grad.reshape(-1, grad.shape[-1])
-    found[0] = total.reshape(found.shape[1:])
-    return [found]
 
 
 @rule("jfluid_row_take")
