@@ -6,6 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax.extend.core import primitives
 
 from jfluid.check_device import cases
 from jfluid.compile.numpy_steps import interpreter
@@ -106,3 +107,12 @@ def test_kernels(name):
     assert [f.dtype for f in found] == [e.dtype for e in expected]
     for own, exact in zip(found, expected, strict=True):
         np.testing.assert_allclose(own, exact, 1e-5)
+
+
+@pytest.mark.parametrize("primitive", [primitives.eq_to_p, primitives.le_to_p, primitives.lt_to_p], ids=str)
+def test_the_total_order(primitive):
+    numbers = np.array([np.nan, -np.nan, np.inf, -np.inf, 0.0, -0.0, 1.5, -1.5, 1e-45, 3e38], np.float32)
+    x, y = (v.reshape(-1).copy() for v in np.meshgrid(numbers, numbers))
+    with jax.enable_x64(True):
+        (found,) = Listing(jax.make_jaxpr(primitive.bind)(x, y)).run([x, y])
+        np.testing.assert_array_equal(found, jax.jit(primitive.bind)(x, y))

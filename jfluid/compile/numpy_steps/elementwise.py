@@ -54,6 +54,18 @@ for _name, _function in _RENAMED.items():
     _plain(_name, _function)
 
 
+def _ranks(x: Any) -> Any:
+    """Return integers in the order of floating-point numbers: -NaN, -inf, ..., -0, +0, ..., +inf, +NaN."""
+    if x.dtype.kind != "f":
+        return x
+    bits = np.asarray(x).view(f"i{x.dtype.itemsize}")
+    return np.where(bits < 0, bits ^ np.iinfo(bits.dtype).max, bits)
+
+
+for _name, _function in {"eq_to": np.equal, "le_to": np.less_equal, "lt_to": np.less}.items():  # of the total order
+    _plain(_name, lambda x, y, compare=_function: compare(_ranks(x), _ranks(y)))
+
+
 @rule("optimization_barrier")
 def _barrier(params: Params, *values: Any) -> Any:
     return values
