@@ -5,6 +5,7 @@ import gzip
 import json
 import re
 import time
+from pathlib import Path
 
 import pytest
 
@@ -97,6 +98,27 @@ def test_a_job_whose_trainer_is_killed_while_the_page_is_open(page, tmp_path, mo
         page.click("#events li.bad details summary")
         assert "RuntimeError: out of <b>coffee</b>" in page.text("#events li.bad pre")
         launcher.communicate()
+    wait_until(lambda: page.text("#link") == "not connected")
+
+
+@pytest.mark.nightly
+def test_the_page_of_the_click_model_while_it_trains(page, tmp_path, monkeypatch):
+    """configs/ctr_dnn.yaml with less data: losses, step times, tables and logs of the page come while the job runs."""
+    monkeypatch.chdir(Path(__file__).parents[2])
+    less = {"args.lines": 8192, "args.test_lines": 1024, "args.epochs": 2, "args.largest_gap": 1}
+    folders = {"args.output_dir": tmp_path / "out", "log_dir": tmp_path / "log"}
+    settings = [part for name, value in (less | folders).items() for part in ("--set", f"{name}={value}")]
+    with Launcher("--dashboard", "configs/ctr_dnn.yaml", *settings) as launcher:
+        page.open(link_of(launcher).group(0))
+        wait_until(lambda: texts(page, "#rows td.good") == ["running"] * 4)
+        roles = [row.split()[0] for row in texts(page, "#rows tr")]
+        assert sorted(roles) == ["server", "server", "trainer", "trainer"]
+        curves = "return [...document.querySelectorAll('.curve')].map((c) => c.getAttribute('aria-label') || '')"
+        wait_until(lambda: any("loss" in label for label in page.run(curves)))
+        wait_until(lambda: "categories" in page.text("#servers"))
+        assert page.complaints() == []
+        launcher.communicate()
+    assert launcher.returncode == 0
     wait_until(lambda: page.text("#link") == "not connected")
 
 
