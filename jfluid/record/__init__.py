@@ -19,8 +19,6 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
 from jfluid import environment, errors, flags, installation, launcher_pipe
 from jfluid.record import lines, profiles
 from jfluid.record.phases import PHASES
@@ -36,7 +34,6 @@ FOLDER = "record"
 _BURST, _READS_A_SECOND = 100.0, 10.0
 _LONGEST_SHAPES = 1000
 _MOST_PROGRAMS = 20
-_ARRAYS = np.ndarray, np.generic
 _log = logging.getLogger(__name__)
 
 
@@ -76,7 +73,7 @@ def log(step: int, **scalars: Any) -> None:
     recorder = _state.recorder if _state.changes == flags.change_count else current()
     if recorder is not None:
         for name, value in scalars.items():
-            if isinstance(value, _ARRAYS) and value.size == 1:
+            if _is_array(value) and value.size == 1:
                 scalars[name] = value = value.item()
             if type(value) is not float:
                 scalars = _numbers(scalars)
@@ -189,6 +186,12 @@ def _shown(form: Any) -> str:
     return " ".join(text for text in map(_shown, form) if text)
 
 
+def _is_array(value: Any) -> bool:
+    """Return True for an array of NumPy, without an import of NumPy."""
+    numpy = sys.modules.get("numpy")
+    return numpy is not None and isinstance(value, (numpy.ndarray, numpy.generic))
+
+
 def current() -> Recorder | None:
     """Return the recorder of this process, or None where nothing is recorded."""
     if _state.changes == flags.change_count:
@@ -276,11 +279,13 @@ def _numbers(scalars: Mapping[str, Any]) -> dict[str, float]:
 def _number(name: str, value: Any) -> float | None:
     if isinstance(value, int | float):
         return lines.as_float(value)
-    if not isinstance(value, _ARRAYS) and hasattr(value, "shape"):
+    if not _is_array(value) and hasattr(value, "shape"):
         if not _may_wait():
             return None
         if callable(getattr(value, "numpy", None)):
             value = value.numpy()
+    import numpy as np  # the launcher imports this module, and needs no arrays
+
     array = np.asarray(value)
     if array.size != 1:
         raise errors.ShapeError(
