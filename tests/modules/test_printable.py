@@ -167,16 +167,16 @@ def test_warnings_of_names(tmp_path):
 
 
 def test_logs_and_metrics_of_servers():
-    from jfluid.ps_server.__main__ import _Formatter
     from jfluid.ps_server.metrics import Counted
+    from jfluid.ps_server.server_log import Formatter
 
     record = logging.LogRecord("x", logging.INFO, __file__, 1, "trainer %s", (HOSTILE,), None)
-    clean(_Formatter("%(levelname)s %(message)s").format(record))
+    clean(Formatter().format(record))
     try:
         raise ValueError(HOSTILE)
     except ValueError:
         record.exc_info = sys.exc_info()
-    clean(_Formatter("%(message)s").format(record))
+    clean(Formatter().format(record))
     counted = Counted("x", "text", "table", [1, 2])
     counted.observe([(HOSTILE, 1)])
     (metric,) = counted.collect()

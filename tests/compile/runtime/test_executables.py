@@ -243,3 +243,30 @@ def test_what_is_kept_by_size():
     assert list(kept) == ["bbb", "c"]
     kept.get_or_make("a long one", lambda: "a long one")
     assert list(kept) == ["a long one"]
+
+
+@pytest.mark.parametrize("interprets", [True, False])
+def test_a_step_that_xla_would_compile_for_hours_is_refused(interprets, monkeypatch):
+    """Operations are counted before anything is compiled or interpreted, bodies of loops included."""
+    monkeypatch.setattr(executables, "_MOST_OPERATIONS", 40)
+    monkeypatch.setattr(executables.library_fusions, "compiled", lambda traced: pytest.fail("it was compiled"))
+    x = fluid.data("x", [2], "float32")
+    for _ in range(50):
+        x = fluid.layers.tanh(x)
+    with fluid.scope_guard(fluid.Scope()):
+        fluid.set_flags({"FLAGS_interpret_first_steps": interprets})
+        try:
+            with pytest.raises(errors.UnsupportedError, match=r"the step has \d+ operations, expected at most 40"):
+                fluid.Executor(fluid.CPUPlace()).run(feed={"x": np.ones(2, "float32")}, fetch_list=[x])
+        finally:
+            fluid.set_flags({"FLAGS_interpret_first_steps": True})
+
+
+def test_bodies_of_loops_count():
+    loop = Executables(lambda: jax.jit(lambda x: jax.lax.fori_loop(0, 3, lambda i, y: jnp.sin(jnp.cos(y)), x)))
+    most, executables._MOST_OPERATIONS = executables._MOST_OPERATIONS, 3
+    try:
+        with pytest.raises(errors.UnsupportedError, match="expected at most 3"):
+            loop(np.ones(2, np.float32))
+    finally:
+        executables._MOST_OPERATIONS = most
