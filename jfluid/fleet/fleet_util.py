@@ -10,12 +10,13 @@ from typing import Any
 import numpy as np
 from google.protobuf import text_format
 
-from jfluid import debugger, errors
+from jfluid import debugger, errors, record
 from jfluid.fleet.parameter_server.fleet import fleet
 from jfluid.ir import framework_pb2
 from jfluid.ir.program import Program
 from jfluid.ir.types import VarType
 from jfluid.places import CPUPlace
+from jfluid.record.phases import PHASES
 from jfluid.scope import Scope, global_scope
 
 __all__ = ["FleetUtil"]
@@ -82,7 +83,7 @@ class FleetUtil:
     def get_global_auc(
         self, scope: Scope | None = None, stat_pos: str = "_generated_var_2", stat_neg: str = "_generated_var_3"
     ) -> float | None:
-        """Return the AUC of the examples of all trainers. All trainers must call it.
+        """Return the AUC of the examples of all trainers, and record it as "global AUC". All trainers must call it.
 
         Returns None if this scope has no such variables.
 
@@ -101,7 +102,9 @@ class FleetUtil:
         before = np.concatenate([[0.0], np.cumsum(positive)])
         area = float((negative * (before[:-1] + before[1:])).sum() / 2)
         pairs = float(positive.sum() * negative.sum())
-        return area / pairs if pairs else 0.5
+        auc = area / pairs if pairs else 0.5
+        record.log(PHASES.steps, **{"global AUC": auc})
+        return auc
 
     def print_global_auc(
         self,
@@ -125,7 +128,7 @@ class FleetUtil:
         pos_ins_num_name: str = "pos",
         total_ins_num_name: str = "total",
     ) -> list[Any]:
-        """Return metrics of the examples of all trainers. All trainers must call it.
+        """Return metrics of the examples of all trainers, and record the metrics. All trainers must call it.
 
         The names are outputs of `layers.auc` and `contrib.layers.ctr_metric_bundle`.
 
@@ -142,17 +145,18 @@ class FleetUtil:
         positive, negative = (_total(scope, name)[0] for name in (stat_pos_name, stat_neg_name))
         squares, absolute, predicted, q, clicks, number = (float(_total(scope, name).reshape(-1)[0]) for name in sums)
         rate = predicted / number
-        return [
-            auc,
-            _bucket_error(positive, negative),
-            absolute / number,
-            math.sqrt(squares / number),
-            clicks / number,
-            rate,
-            clicks / number / rate if rate > 1e-6 else 0.0,
-            q / number,
-            int(number),
-        ]
+        found = {
+            "bucket error": _bucket_error(positive, negative),
+            "mean absolute error": absolute / number,
+            "root mean squared error": math.sqrt(squares / number),
+            "click rate": clicks / number,
+            "predicted click rate": rate,
+            "COPC": clicks / number / rate if rate > 1e-6 else 0.0,
+            "mean q": q / number,
+            "examples": int(number),
+        }
+        record.log(PHASES.steps, **{f"global {name}": value for name, value in found.items()})
+        return [auc, *found.values()]
 
     def print_global_metrics(
         self,

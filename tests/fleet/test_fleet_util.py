@@ -1,5 +1,6 @@
 """`FleetUtil`: metrics over all trainers, and tools for programs."""
 
+import re
 from types import SimpleNamespace
 
 import numpy as np
@@ -8,7 +9,7 @@ from jfluid.incubate.fleet.base.role_maker import UserDefinedRoleMaker
 from jfluid.incubate.fleet.utils.fleet_util import FleetUtil
 
 import jfluid as fluid
-from jfluid import errors
+from jfluid import errors, record
 from jfluid.fleet import role_maker
 from jfluid.fleet.parameter_server.fleet import fleet
 
@@ -59,6 +60,20 @@ def test_metrics_are_fluids(util, capsys):
         "day 1 global AUC=0.832081 BUCKET_ERROR=0.138371 MAE=0.032500 RMSE=0.122474 Actural_CTR="
     )
     assert shown[1].startswith("day 1 global auc = 0.83208127")
+
+
+def test_metrics_are_recorded(util, tmp_path):
+    fluid.set_flags({"FLAGS_record_dir": str(tmp_path)})
+    try:
+        util.get_global_metrics(filled_scope())
+        record.current().flush()
+        text = "".join(path.read_text() for path in tmp_path.rglob("*.jsonl"))
+    finally:
+        fluid.set_flags({"FLAGS_record_dir": ""})
+        record.current()
+    for name, value in (("global AUC", METRICS[0]), ("global COPC", METRICS[6]), ("global examples", 100)):
+        (found,) = re.findall(rf'"{name}": ?\[?([-+.e0-9]+)', text)
+        assert float(found) == pytest.approx(value, rel=1e-5)
 
 
 def test_metrics_are_sums_over_trainers(util, monkeypatch):
