@@ -10,6 +10,15 @@ import fluid_models
 import large_models
 
 
+def trained(loss, optimizer, parameters):
+    """Update the parameters of an imperative model, and return the loss."""
+    loss.backward()
+    optimizer.minimize(loss)
+    for parameter in parameters:
+        parameter.clear_gradient()
+    return loss.numpy()
+
+
 def static(fluid, loss, feed):
     """What runs a step of the default program."""
     executor = fluid.Executor(fluid.CPUPlace())
@@ -267,11 +276,7 @@ def eager(fluid, np):
         x = norm(x + parts[3](layers.matmul(weights, v)))
         label = dygraph.to_variable(words[:, :, None])
         loss = layers.mean(layers.softmax_with_cross_entropy(out(x), label))
-        loss.backward()
-        optimizer.minimize(loss)
-        for parameter in parameters:
-            parameter.clear_gradient()
-        return loss.numpy()
+        return trained(loss, optimizer, parameters)
 
     return step
 
@@ -401,11 +406,7 @@ def seq2seq_eager(fluid, np):
             state = cells[1](writes(layers.concat([seen, y[:, word]], axis=1)), state)[0]
             loss = loss + layers.mean(layers.softmax_with_cross_entropy(out(state), label[:, word]))
         loss = loss / float(goal)
-        loss.backward()
-        optimizer.minimize(loss)
-        for parameter in parameters:
-            parameter.clear_gradient()
-        return loss.numpy()
+        return trained(loss, optimizer, parameters)
 
     return step
 

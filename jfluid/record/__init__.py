@@ -73,11 +73,12 @@ def log(step: int, **scalars: Any) -> None:
     recorder = _state.recorder if _state.changes == flags.change_count else current()
     if recorder is not None:
         for name, value in scalars.items():
-            if _is_array(value) and value.size == 1:
-                scalars[name] = value = value.item()
             if type(value) is not float:
-                scalars = _numbers(scalars)
-                break
+                if _is_array(value) and value.size == 1:
+                    scalars[name] = value = value.item()
+                if type(value) is not float:
+                    scalars = _numbers(scalars)
+                    break
         recorder.scalars(step if type(step) is int else operator.index(step), scalars)
 
 

@@ -8,7 +8,9 @@ import math
 import re
 import struct
 import sys
+from types import SimpleNamespace
 
+import numpy as np
 import pytest
 
 from jfluid.command import main
@@ -64,6 +66,33 @@ def test_logs_of_visualdl_need_visualdl(job, tmp_path, capsys, monkeypatch):  # 
     monkeypatch.setitem(sys.modules, "visualdl", None)
     assert main(["dashboard", str(job), "--visualdl", str(tmp_path / "logs")]) == 1
     assert "needs visualdl: pip install 'jfluid[visualdl]'" in capsys.readouterr().err
+
+
+def test_logs_of_visualdl_need_no_tensorboardx(tmp_path, monkeypatch):
+    added = []
+
+    class LogWriter:
+        def __init__(self, logdir):
+            self.close = lambda: None
+
+        def add_scalar(self, tag, value, step, walltime):
+            added.append(tag)
+
+        def add_image(self, tag, picture, step, walltime):
+            added.append(tag)
+
+    Image = pytest.importorskip("PIL.Image", reason="pip install pillow, which visualdl needs")
+    png = io.BytesIO()
+    Image.fromarray(np.zeros((2, 2), np.uint8)).save(png, "PNG")
+    monkeypatch.setitem(sys.modules, "visualdl", SimpleNamespace(LogWriter=LogWriter))
+    for name in [n for n in sys.modules if n.split(".")[0] == "tensorboardX"] + ["tensorboardX"]:
+        monkeypatch.setitem(sys.modules, name, None)
+    put(
+        tmp_path / "run" / "trainer.0.jsonl",
+        ("image", 0, {"name": "face", "step": 1, "png": base64.b64encode(png.getvalue()).decode()}),
+    )
+    assert main(["dashboard", str(tmp_path / "run"), "--visualdl", str(tmp_path / "logs")]) == 0
+    assert added == ["face"]
 
 
 def test_logs_of_visualdl(job, tmp_path):  # noqa: F811

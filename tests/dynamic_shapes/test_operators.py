@@ -44,6 +44,14 @@ def function_of(case):
     )
 
 
+def functions(part):
+    """Yield the cases of a part of the recorded cases, each with its function and its arrays."""
+    for case in cases.runnable(cases.recorded())[part::PARTS]:
+        found = function_of(case)
+        if found is not None:
+            yield case, *found
+
+
 @pytest.mark.parametrize("each", [False, pytest.param(True, marks=pytest.mark.nightly)], ids=["one", "each"])
 @pytest.mark.parametrize("part", range(PARTS))
 def test_padded_operators_give_what_exact_ones_give(part, each, monkeypatch):
@@ -51,11 +59,7 @@ def test_padded_operators_give_what_exact_ones_give(part, each, monkeypatch):
     monkeypatch.setattr(cases, "_weights", weights)
     padded, wrong = 0, []
     with jax.enable_x64(True):
-        for case in cases.runnable(cases.recorded())[part::PARTS]:
-            found = function_of(case)
-            if found is None:
-                continue
-            function, arguments = found
+        for case, function, arguments in functions(part):
             exact = None
             for group in places_alike(arguments):
                 if len(group) == 1 and group[0] != (0, 0):

@@ -16,7 +16,7 @@ from jfluid.compile.dynamic_shapes.unpadded import Unpadded
 from jfluid.compile.numpy_steps import beside
 from jfluid.compile.numpy_steps.interpreter import Listing
 from tests.dynamic_shapes.padding import places_alike, recorder, traced
-from tests.dynamic_shapes.test_operators import PARTS, function_of, weights
+from tests.dynamic_shapes.test_operators import PARTS, functions, weights
 
 SAMPLES = (5, 14, 53, 31)
 
@@ -73,11 +73,7 @@ def test_operators_are_as_traced_at_each_size(part, monkeypatch):
     monkeypatch.setattr(cases, "_weights", weights)
     compared, wrong = 0, []
     with jax.enable_x64(True):
-        for case in cases.runnable(cases.recorded())[part::PARTS]:
-            found = function_of(case)
-            if found is None:
-                continue
-            function, arguments = found
+        for case, function, arguments in functions(part):
             for group in places_alike(arguments):
                 try:
                     samples = traced(function, arguments, [group])

@@ -258,7 +258,7 @@ class Interpreter:
         arrays = [np.asarray(s) for s in samples]
         if first.dtype.kind not in "iuf":
             raise NoRule("an array that follows from the sizes")
-        if len(first) <= _SHORT and len({len(a) for a in arrays}) == 1:  # such as a shape
+        if len(first) <= SHORT and len({len(a) for a in arrays}) == 1:  # such as a shape
             numbers = [self.number(own, first.dtype) for own in zip(*(a.tolist() for a in arrays))]
             return Padded(jnp.stack(numbers), (constant(len(first)),))
         (dim,) = map(self.table.named, shapes_at_samples(arrays))
@@ -338,7 +338,7 @@ def same_params(operation: Operation) -> bool:
     ) and not any(hasattr(v, "eqns") or hasattr(v, "jaxpr") for n, v in first.items() if n != "update_jaxpr")
 
 
-_SHORT = 16  # most elements of an array that may follow from the sizes, element by element
+SHORT = 16  # most elements of an array that may follow from the sizes, element by element
 FLOATS: tuple[Callable[[Any], Any], ...] = (
     lambda n: n,
     lambda n: 1 / n,

@@ -15,13 +15,12 @@ from jax import lax
 from jax.extend import core
 
 from jfluid.compile.dynamic_shapes.dims import Dim, NoRule, Sizes, Table, is_constant, leads, samples_of
-from jfluid.compile.dynamic_shapes.interpreter import FLOATS, compare, rounded, shapes_at_samples
+from jfluid.compile.dynamic_shapes.interpreter import FLOATS, SHORT, compare, rounded, shapes_at_samples
 from jfluid.compile.rewrites.primitives import CALLS
 
 # Returns a value for sizes; None for a value that is the same at all samples.
 _Form = Callable[[Sizes], Any] | None
 _SLICE = lax.slice_p
-_SHORT = 16  # most elements of an array that may follow from the sizes, element by element
 
 
 class Unpadded:
@@ -152,7 +151,7 @@ class Unpadded:
             return None if number is None else lambda sizes: np.asarray(number(sizes), dtype)
         if arrays[0].ndim > 1 or dtype.kind not in "iuf":
             raise NoRule("an array that follows from the sizes")
-        if len(arrays[0]) <= _SHORT and len({len(a) for a in arrays}) == 1:
+        if len(arrays[0]) <= SHORT and len({len(a) for a in arrays}) == 1:
             form = self._form([tuple(a.tolist()) for a in arrays])
             return lambda sizes: np.asarray(arrays[0] if form is None else form(sizes), dtype)
         length = self._number([len(a) for a in arrays])

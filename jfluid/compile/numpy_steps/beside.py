@@ -37,7 +37,12 @@ def device_of_interpreter(device: jax.Device) -> jax.Device | None:
 def interpreted(
     listing: Listing, arguments: Sequence[Any], device: jax.Device, stop: Callable[[], bool] | None = None
 ) -> list[jax.Array]:
-    """Return the results of NumPy as arrays of a device. Raises as `Listing.run`."""
+    """Return the results of NumPy as arrays of a device.
+
+    Raises as `Listing.run`, and NoRule for a listing with more than `MOST_BYTES` of intermediate results.
+    """
+    if listing.most_bytes > MOST_BYTES:
+        raise NoRule(f"it holds {listing.most_bytes} bytes of intermediate results")
     values = [host_value(v) for v in jax.tree.leaves(arguments)]
     with np.errstate(all="ignore"):
         found = listing.run(values, stop)
@@ -78,8 +83,7 @@ class Beside:
         """Return the results of a step; None once the function is compiled, or if it must be."""
         if self._jaxpr is not None:
             with contextlib.suppress(NoRule):
-                listing = Listing(self._jaxpr)
-                self._listing = listing if listing.most_bytes <= MOST_BYTES else None
+                self._listing = Listing(self._jaxpr)
             self._jaxpr = None
         if self.done or self._listing is None:
             return None

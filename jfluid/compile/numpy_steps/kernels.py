@@ -14,8 +14,8 @@ def _geometry(params: dict[str, Any], numbers: Any) -> dict[str, int]:
     return dict(zip(names, np.asarray(numbers).tolist(), strict=True))
 
 
-def _inside(table: Any, rows: Any) -> Any:
-    return (rows >= 0) & (rows < table.shape[0])
+def _inside(height: int, rows: Any) -> Any:
+    return (rows >= 0) & (rows < height)
 
 
 @rule("jfluid_product")
@@ -26,7 +26,7 @@ def _product(params: dict[str, Any], x: Any, y: Any, numbers: Any) -> list[Any]:
 
 @rule("jfluid_row_take")
 def _take(params: dict[str, Any], table: Any, rows: Any, numbers: Any) -> list[Any]:
-    inside = _inside(table, rows)
+    inside = _inside(len(table), rows)
     found = table[np.where(inside, rows, 0)]
     found[~inside] = np.nan
     return [found]
@@ -34,14 +34,14 @@ def _take(params: dict[str, Any], table: Any, rows: Any, numbers: Any) -> list[A
 
 @rule("jfluid_row_put")
 def _put(params: dict[str, Any], table: Any, rows: Any, values: Any, numbers: Any) -> list[Any]:
-    inside, after = _inside(table, rows), table.copy()
+    inside, after = _inside(len(table), rows), table.copy()
     after[rows[inside]] = values[inside]
     return [after]
 
 
 @rule("jfluid_row_add")
 def _add(params: dict[str, Any], table: Any, rows: Any, values: Any, scale: Any, numbers: Any) -> list[Any]:
-    inside, after = _inside(table, rows), table.copy()
+    inside, after = _inside(len(table), rows), table.copy()
     np.add.at(after, rows[inside], values[inside] * scale)
     return [after]
 
@@ -49,7 +49,7 @@ def _add(params: dict[str, Any], table: Any, rows: Any, values: Any, scale: Any,
 @rule("jfluid_row_merge")
 def _merge(params: dict[str, Any], rows: Any, values: Any, numbers: Any) -> list[Any]:
     geometry = _geometry(params, numbers)
-    inside = (rows >= 0) & (rows < geometry["height"])
+    inside = _inside(geometry["height"], rows)
     distinct, first, place = np.unique(rows[inside], return_index=True, return_inverse=True)
     order = np.argsort(first)  # rows stand in the order in which each came first
     rank = np.empty_like(order)
