@@ -13,6 +13,7 @@ import signal
 import sys
 import tempfile
 import threading
+import time
 
 import jax
 import pytest
@@ -125,6 +126,24 @@ def fresh_programs():
         fluid.unique_name.guard(),
     ):
         yield
+
+
+@pytest.fixture(autouse=True, scope="module")
+def few_objects_to_collect():
+    """In an old process a collection of all objects takes seconds: each leaves out those of earlier modules."""
+    yield
+    gc.collect()
+    gc.freeze()
+
+
+@pytest.fixture(autouse=True, scope="module")
+def no_heartbeats_left():
+    """A client that a module leaves open warns for hours of servers that have ended."""
+    yield
+    end = time.monotonic() + 5
+    while left := [t for t in threading.enumerate() if t.name == "jfluid-ps-heartbeat"]:
+        assert time.monotonic() < end, f"{len(left)} heartbeats run: close or leave the clients of parameter servers"
+        time.sleep(0.02)
 
 
 @pytest.fixture

@@ -9,7 +9,9 @@ the mark (`make nightly`) has them.
 """
 
 import resource
+from collections.abc import Collection, Iterable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -46,6 +48,14 @@ def _processor_s() -> float:
     """Of this process and of those that it has waited for."""
     used = map(resource.getrusage, (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
     return sum(u.ru_utime + u.ru_stime for u in used)
+
+
+def nightly_but(kept: Collection[str], values: Iterable[Any]) -> list[Any]:
+    """Parameters of a test: only the kept names (of functions, or the values) run before each change."""
+    return [
+        pytest.param(value, marks=[pytest.mark.nightly] * (getattr(value, "__name__", value) not in kept))
+        for value in values
+    ]
 
 
 def listed() -> list[str]:

@@ -104,6 +104,7 @@ def test_what_the_wheel_holds(built):
     assert "Requires-Python: >=3.11" in metadata and "Description-Content-Type: text/markdown" in metadata
 
 
+@pytest.mark.nightly  # tests/examples/test_demo.py runs the demo, the tests below the wheel
 def test_the_demo_trains_and_draws(commands, tmp_path):
     run(
         [commands / "jfluid", "demo", "word2vec", "--set", "args.epochs=1", "--folder", tmp_path / "demo"], cwd=tmp_path

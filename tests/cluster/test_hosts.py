@@ -31,7 +31,6 @@ pytestmark = [
     pytest.mark.skipif(bool(hosts.missing()), reason=hosts.missing() or "-"),
 ]
 NETWORKS = [
-    {"delay": 0.001},
     {"delay": 0.02},
     {"delay": 0.001, "loss": 0.01},
     {"delay": 0.001, "rate": 100e6 / 8},
@@ -105,9 +104,9 @@ def through_all_networks(three, launchers):
 def test_processes_that_train_together(three, launch):
     set_number("go", 0)
     where = ["--ips", ",".join(three.addresses), "--cpus", "1"]
-    launchers = launch(lambda host: [*where, TRAINING, "--steps", "8"])
+    launchers = launch(lambda host: [*where, TRAINING, "--steps", "6"])
     through_all_networks(three, launchers)
-    np.testing.assert_allclose(losses_of(".", 3), alone(8), rtol=1e-4)
+    np.testing.assert_allclose(losses_of(".", 3), alone(6), rtol=1e-4)
 
 
 def test_servers_and_trainers_by_ipv6(three, launch):
@@ -116,25 +115,25 @@ def test_servers_and_trainers_by_ipv6(three, launch):
     where = ["--nodes", "3", "--coordinator", coordinator, "--servers", "1", "--trainers", "1"]
     # as pods of Kubernetes begin: what is to be resumed is not there yet
     cuts = ["--set", "snapshots.folder=cuts", "--set", "snapshots.resume=true"]
-    launchers = launch(lambda host: [*where, *cuts, "--node-rank", str(host), TRAINING, "--steps", "8"])
+    launchers = launch(lambda host: [*where, *cuts, "--node-rank", str(host), TRAINING, "--steps", "6"])
     through_all_networks(three, launchers)
-    np.testing.assert_allclose(losses_of(".", 3), alone(8), rtol=1e-4)
+    np.testing.assert_allclose(losses_of(".", 3), alone(6), rtol=1e-4)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("lost", [0, 2])
-def test_a_host_that_vanishes_ends_the_job(three, launch, lost):
+def test_the_first_host_vanishes_and_the_job_ends(three, launch):
+    """The host of the rendezvous; the last host vanishes in the next test."""
     script = write("train.py", SLEEPS)
     where = ["--ips", ",".join(three.addresses6), "--cpus", "1"]
     launchers = launch(lambda host: [*where, script])
     processes = sleepers(3)
-    three.cut_off(lost)
+    three.cut_off(0)
     # those of the lost host, too: its launcher has lost the others
     assert seconds_to_end(processes) < MISSED + ENDED
     said = [said_by(launcher) for launcher in launchers]
     assert all(launcher.returncode for launcher in launchers)
-    for host in {0, 1, 2} - {lost}:
-        assert f"host {lost} failed first (its launcher is gone)" in said[host], said[host]
+    for host in (1, 2):
+        assert "host 0 failed first (its launcher is gone)" in said[host], said[host]
 
 
 @pytest.mark.slow

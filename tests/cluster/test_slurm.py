@@ -105,6 +105,7 @@ def test_a_requeued_job_with_servers_goes_on_from_its_snapshots(cluster):
 
 
 @pytest.mark.slow
+@pytest.mark.nightly  # the job before is requeued too; tests/cluster/test_hosts.py goes on from checkpoints
 def test_a_requeued_job_of_processes_goes_on_from_its_checkpoint(cluster):
     set_number("go", 3)
     words = [TRAINING, "--steps", "6", "--checkpoints", "cuts"]
@@ -147,6 +148,7 @@ def test_a_killed_process_ends_the_job_and_is_named(cluster):
 
 
 @pytest.mark.slow
+@pytest.mark.nightly  # Slurm sends the same signals as scancel does
 def test_a_time_limit_ends_all_processes(cluster):
     job, processes = sleeping_job(cluster)
     cluster.run("scontrol", "update", f"jobid={job}", "EndTime=now+1")

@@ -30,12 +30,9 @@ def trained(kind, optimizer, folder, feeds, servers=2, **config):
 @pytest.mark.parametrize(
     ("kind", "optimizer"),
     [
-        ("dense", "adam"),
         ("dense", "decay"),
         ("sparse", "adam"),
         ("sparse", "momentum"),
-        ("sparse", "adagrad"),
-        ("sparse", "rmsprop"),
     ],
 )
 def test_one_process_goes_on(kind, optimizer, tmp_path):
@@ -51,11 +48,7 @@ def test_one_process_goes_on(kind, optimizer, tmp_path):
         ("dense", "adam", 3),
         ("dense", "sgd", 1),
         ("sparse", "adam", 3),
-        ("sparse", "adagrad", 1),
-        ("sparse", "rmsprop", 2),
         ("sparse", "lamb", 3),
-        ("distributed", "adam", 3),
-        ("distributed", "adagrad", 2),
         ("distributed", "decayed", 3),
     ],
 )

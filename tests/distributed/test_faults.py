@@ -237,6 +237,7 @@ def test_a_trainer_is_killed(tmp_path, undisturbed):
     assert_same(found, undisturbed())
 
 
+@pytest.mark.nightly  # tests/chaos kills trainers at random steps
 def test_trainers_are_killed_anywhere(tmp_path, undisturbed):
     """At whatever point of a step: with several servers a round is applied by all of them or by
     none.

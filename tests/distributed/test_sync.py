@@ -7,22 +7,15 @@ from jfluid.distributed.trainer.communicator import Communicator
 from jfluid.transpiler.config import DistributedMode
 from tests.distributed.job import Job, alone, batches, net
 
-FEEDS = batches(20)
-# Every pair of (optimizer, table, sliced, servers, trainers) values is in one of these.
+FEEDS = batches(12)
+# Each table with each placement of pieces, one to three servers, two and three trainers.
 CASES = [
-    ("sgd", "dense", True, 1, 2),
-    ("sgd", "sparse", False, 2, 3),
     ("sgd", "distributed", True, 3, 2),
     ("momentum", "dense", False, 2, 3),
-    ("momentum", "sparse", True, 3, 2),
-    ("momentum", "distributed", False, 1, 3),
-    ("adam", "dense", True, 3, 3),
     ("adam", "sparse", True, 1, 3),
-    ("adam", "distributed", False, 2, 2),
-    ("adagrad", "dense", False, 2, 2),
-    ("adagrad", "sparse", False, 1, 2),
-    ("adagrad", "distributed", True, 3, 3),
-    ("decay", "sparse", True, 2, 2),
+    ("adagrad", "distributed", False, 2, 2),
+    ("adagrad", "sparse", False, 3, 2),
+    ("decay", "dense", True, 2, 2),
 ]
 
 

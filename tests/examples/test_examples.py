@@ -51,6 +51,7 @@ def test_recognize_digits(tmp_path):
 
 
 @pytest.mark.process
+@pytest.mark.nightly  # the click model's script fails by the same comparison before each change
 def test_recognize_digits_fails_below_the_accuracy_it_wants(tmp_path):
     result = run_example("recognize_digits", tmp_path, epochs=1, minimum_accuracy=1.0)
     assert result.returncode == 1

@@ -18,6 +18,7 @@ from tests.compat.test_paddle import installed  # noqa: F401  # a fixture
 from tests.gpu.ahead import lowers_for_cuda  # noqa: F401  # a fixture
 from tests.launch_case import launched
 from tests.parity.gallery import PROGRAMS, STEPS
+from tests.slow_tests import nightly_but
 
 ROOT = Path(__file__).parents[2]
 GALLERY = ROOT / "examples" / "gallery"
@@ -75,9 +76,7 @@ def test_alone(run, tmp_path, program):
 
 
 @pytest.mark.filterwarnings("ignore:this program is compiled anew:RuntimeWarning")
-@pytest.mark.parametrize(
-    "program", [pytest.param(name, marks=[pytest.mark.nightly] * (name not in QUICKEST)) for name in PROGRAMS]
-)
+@pytest.mark.parametrize("program", nightly_but(QUICKEST, PROGRAMS))
 def test_what_is_learned_is_near_the_best(run, program):
     steps, gap = SHORT[program]
     run(program, "--steps", steps, "--worst_gap", gap)  # it fails above the gap
@@ -104,7 +103,7 @@ def test_a_program_fails_where_it_is_too_far_from_the_best(run):
 
 
 @pytest.mark.process
-@pytest.mark.parametrize("program", PROGRAMS)
+@pytest.mark.parametrize("program", nightly_but(("deepfm", "mmoe", "bert"), PROGRAMS))
 def test_by_its_job_file(tmp_path, monkeypatch, program):
     """In an empty folder: on two CPU devices, or by two parameter servers and two trainers."""
     values = {

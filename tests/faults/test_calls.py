@@ -79,8 +79,7 @@ def test_every_push_is_applied_once(chances):
         assert relay.happened.keys() >= {fault for fault, chance in chances.items() if chance > 0.1}
 
 
-@pytest.mark.parametrize("kind", ["dense", "distributed"])
-def test_synchronous_training_is_bit_equal(kind):
+def test_synchronous_training_is_bit_equal():
     """Whatever happens to calls of all kinds on four ways between trainers and servers."""
     with contextlib.ExitStack() as stack:
         relays = []
@@ -89,10 +88,10 @@ def test_synchronous_training_is_bit_equal(kind):
             relays.append(stack.enter_context(CallRelay(endpoint, len(relays), ALL)))
             return relays[-1].endpoint
 
-        found = trained(through, kind)
+        found = trained(through, "distributed")
     happened = sum((relay.happened for relay in relays), collections.Counter())
     assert len(happened) >= 4
-    assert_same(found, undisturbed(kind))
+    assert_same(found, undisturbed("distributed"))
 
 
 def test_what_happens_is_drawn_from_the_seed():

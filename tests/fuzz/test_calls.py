@@ -339,7 +339,7 @@ def test_an_exchange_whose_pull_is_refused_applies_no_push(pull, root):
 
 @pytest.mark.parametrize("name", REQUESTS)
 def test_hostile_fields(name, root):
-    @fuzzed(60 if name in ("Push", "Pull", "Exchange", "Create") else 20)
+    @fuzzed(30 if name in ("Push", "Pull", "Exchange", "Create") else 12)
     @given(REQUESTS[name])
     def run(request):
         if name in ("Save", "Restore"):
@@ -352,7 +352,7 @@ def test_hostile_fields(name, root):
 
 @pytest.mark.parametrize("name", sorted(REQUESTS))
 def test_damaged_bytes(name, root):
-    @fuzzed(25)
+    @fuzzed(12)
     @given(mutated([data for _, data in HONEST]) | st.binary(max_size=60))
     @example(b"")
     @example(zero_copy.head(3, 0) * 20_000)

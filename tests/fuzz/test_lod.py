@@ -269,7 +269,7 @@ machine_code = pytest.mark.skipif(
 
 
 @machine_code
-@fuzzed(60)
+@fuzzed(30)
 @given(name=st.sampled_from(sorted(OPERATORS)), x=rows(), feed=FEEDS, deep=offsets(), data=st.data())
 def test_offsets_from_data_give_the_same_with_machine_code_and_without(name, x, feed, deep, data):
     feed |= {"x": fluid.LoDTensor(x, [[0, 2, 2, ROWS]])}
@@ -292,7 +292,7 @@ def test_offsets_from_data_give_the_same_with_machine_code_and_without(name, x, 
 
 
 @machine_code
-@fuzzed(50)
+@fuzzed(25)
 @given(
     name=st.sampled_from(
         [

@@ -249,7 +249,7 @@ def test_rows_are_replaced_added_to_and_merged(drawn, multiple):
 
 
 @made("product")
-@fuzzed(60)
+@fuzzed(100)
 @given(
     st.integers(product_kernels.TILE, 70),
     st.one_of(st.integers(1, 16), st.integers(32, 150)),
@@ -325,7 +325,7 @@ def convolutions(draw):
 
 
 @made("convolution")
-@fuzzed(40)
+@fuzzed(70)
 @given(convolutions())
 def test_convolutions(drawn):
     make, x, kernel, strides, low, out, filters = drawn

@@ -20,7 +20,7 @@ TESTS = Path(__file__).parents[1]
 # tests of files, and which
 OF = {
     "compile/rewrites/test_direct_convolution.py": "of_the_library or of_images or leave_other_shapes",
-    "machine_code/test_direct_loops.py": "(an_lstm or a_gru) and (ragged or panels or columns) or activations",
+    "machine_code/test_direct_loops.py": "(an_lstm or a_gru) and ragged or activations",
 }
 
 

@@ -11,6 +11,7 @@ import pytest
 import jfluid as fluid
 from jfluid.compile.runtime import padding
 from tests.parity.ops import CASES, run
+from tests.slow_tests import nightly_but
 
 GOLDEN = json.loads((Path(__file__).parent.parent / "golden" / "ragged_ops.json").read_text())
 OPERATORS = {
@@ -56,7 +57,7 @@ def test_all_are_covered():
     assert {case[0] for case in CASES} == set(GOLDEN)
 
 
-@pytest.mark.parametrize("room", [1, 3])
+@pytest.mark.parametrize("room", nightly_but([3], [1, 3]))  # many padding rows, or few
 @pytest.mark.parametrize("case", CASES, ids=lambda c: c[0])
 @pytest.mark.filterwarnings("ignore:this program is compiled anew:RuntimeWarning")
 def test_values_lods_and_gradients_are_fluids(case, room, monkeypatch):

@@ -105,7 +105,7 @@ def alterations(structs, keywords, both):
     for i, struct in enumerate(structs):
         for axis, size in enumerate(struct.shape):
             places.setdefault(size, set()).add((i, axis))
-    groups = [*places.values(), {p for group in places.values() for p in group}]
+    groups = [{p for group in places.values() for p in group}, *places.values()]
     attributes = [n for n, v in keywords.items() if isinstance(v, int) and not isinstance(v, bool)]
     for group in groups:
         yield f"sizes {sorted(group)}", lambda k, g=group: (larger(structs, g, k), keywords)
@@ -135,15 +135,19 @@ def test_traces_do_not_follow_sizes_and_attributes(part, both, monkeypatch):
             if computation.case.type in WRITTEN_OUT:
                 continue
             structs = [jax.ShapeDtypeStruct(np.shape(a), np.asarray(a).dtype) for a in computation.arguments]
-            for what, altered in alterations(structs, computation._keywords, both):
+            together = False  # a trace with all sizes larger follows each of the sizes
+            for number, (what, altered) in enumerate(alterations(structs, computation._keywords, both)):
+                if together and not both and what.startswith("sizes"):
+                    continue
                 more = traced_length(computation, *altered(601))
                 if more is None:
                     continue
+                together |= number == 0
                 tried += 1
                 if more > 1000 and more > 1.5 * (traced_length(computation, *altered(301)) or more):
                     long.append((computation.case.type, what, more))
     assert not long
-    assert tried > 150
+    assert tried > 100
 
 
 def sequences(values):

@@ -86,7 +86,7 @@ def trained(build, rows):
     return [*losses, last], state, placements
 
 
-@pytest.mark.parametrize("build, rows", [(convolutional, 8), (convolutional, 7), (sequences, 6)])
+@pytest.mark.parametrize("build, rows", [(convolutional, 7), (sequences, 6)])
 def test_numbers_are_those_of_replicas_apart(build, rows):
     """Statistics that each replica has for itself, which the test program reads, and random numbers
     among them; 7 rows are 4 and 3.

@@ -60,11 +60,11 @@ def test_more_replicas_than_jax_has_devices_equal_one_device(mode, joined, alone
 
 @pytest.mark.parametrize(
     "case, mode, replicas",
-    [("mlp_adam", "allreduce", 1), ("mlp_adam", "reduce", 1)]
-    + [(case, mode, replicas) for case in CASES for mode in ("allreduce", "reduce") for replicas in (2, 4)],
+    [("mlp_adam", "allreduce", 1), ("mlp_adam", "reduce", 1), ("conv_momentum", "allreduce", 2)]
+    + [(case, mode, 4) for case in CASES for mode in ("allreduce", "reduce")],
 )
 def test_replicas_equal_one_device(case, mode, replicas, alone):
-    """Four replicas are on devices of their own, fewer are one program where they can be."""
+    """Four replicas are on separate devices, fewer are one program; losses of two are held against Fluid's."""
     fluid.set_flags({"FLAGS_cpu_replicas_joined": replicas < 4})
     losses, state = train(case, replicas, mode == "reduce", sync=True)
     assert len(losses[0]) == replicas

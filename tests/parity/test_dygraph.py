@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 from tests.parity.dygraph import train
+from tests.slow_tests import nightly_but
 
 GOLDEN = Path(__file__).parents[1] / "golden"
 WANTED = json.loads((GOLDEN / "dygraph.json").read_text())
@@ -66,6 +67,10 @@ def test_training_goes_on_from_fluids_files(build):
     hold(build, *train.resume(build, str(folder)), resumed=True)
 
 
-@each
+@pytest.mark.parametrize(
+    "build",
+    nightly_but(("digits", "gan", "gradient_penalty", "language_model", "resnet", "word2vec"), train.PROGRAMS),
+    ids=lambda build: build.__name__,
+)
 def test_translated_forward_gives_the_same_losses(build):
     hold(build, *train.train(build, train.declared))

@@ -11,9 +11,12 @@ import jfluid as fluid
 from jfluid.flags import CPU_KERNELS
 from jfluid.machine_code import kernel_registry
 from tests.parity import rounding
+from tests.slow_tests import nightly_but
 
 GOLDEN = json.loads((Path(__file__).parents[1] / "golden" / "rounding.json").read_text())
 EPSILON = np.finfo("float32").eps
+# The kernels of `residual` are those of `convolution`; 20 cells are computed by XLA, as in `xla-lstm`.
+KEPT = set(rounding.NETS) - {"residual", "lstm_of_20_cells"}
 _EXACT = {}
 
 
@@ -35,7 +38,7 @@ def kernels(request, monkeypatch):
 
 
 @pytest.mark.optimised
-@pytest.mark.parametrize("net", rounding.NETS)
+@pytest.mark.parametrize("net", nightly_but(KEPT, rounding.NETS))
 def test_a_net_rounds_as_little_as_in_fluid(kernels, net):
     on, called = kernels
     found, golden = rounding.errors(fluid, net, exact(net)), GOLDEN[net]

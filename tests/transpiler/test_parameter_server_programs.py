@@ -26,6 +26,7 @@ from tests.parity.parameter_server import (
     run,
     structure,
 )
+from tests.slow_tests import nightly_but
 
 GOLDEN = json.loads((Path(__file__).parents[1] / "golden" / "parameter_server.json").read_text())
 FIRST, SECOND = ENDPOINTS
@@ -256,7 +257,7 @@ class Last(PSDispatcher):
         return [self.eps[-1] for _ in varlist]
 
 
-@pytest.mark.parametrize("name", OPTIMIZERS)
+@pytest.mark.parametrize("name", nightly_but(("momentum", "adam", "lamb", "clip by norm"), OPTIMIZERS))
 def test_trainers_with_servers_equal_one_trainer(name):
     want, found = train(OPTIMIZERS[name])
     for param, value in want.items():
@@ -321,7 +322,7 @@ def test_schedules_count_the_steps_of_all_trainers():
 
 
 # The programs as such.
-@pytest.mark.parametrize("strategy", STRATEGIES)
+@pytest.mark.parametrize("strategy", nightly_but(("sync", "geo", "dc_asgd"), STRATEGIES))
 def test_programs_are_printed_and_saved(strategy):
     transpiler, startup = _transpile(fluid, ("digits_mlp", strategy, "cut", 2))
     programs = [

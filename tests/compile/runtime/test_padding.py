@@ -16,6 +16,7 @@ from jfluid.ops import registry
 from jfluid.parallel.replica_feeds import Stacker
 from tests.parity.programs import set_parameters
 from tests.parity.ragged import PROGRAMS
+from tests.slow_tests import nightly_but
 
 
 def _everything(build):
@@ -53,7 +54,10 @@ def _run(build):
 @pytest.mark.parametrize(
     "build",
     # one step shows nothing of an optimizer: its state is not fetched
-    [b for b in PROGRAMS if not b.__name__.startswith(("word2vec", "ctr_ragged_"))],
+    nightly_but(
+        ("ctr_ragged", "gru4rec", "sentiment_lstm", "documents"),
+        [b for b in PROGRAMS if not b.__name__.startswith(("word2vec", "ctr_ragged_"))],
+    ),
     ids=lambda b: b.__name__,
 )
 def test_padding_never_leaks(build, monkeypatch):
