@@ -115,7 +115,7 @@ def write(
     the newest `keep` - 1 complete ones; with None all stay. Raises OSError when the disk does not
     take it: then nothing of this part stays behind, and earlier snapshots are as they were.
     """
-    if not re.match(ID, snapshot):
+    if not re.fullmatch(ID, snapshot):
         raise errors.ServerError(
             f"snapshot: expected an id of letters, digits, - and _ (64 at most), found {snapshot!r}"
         )

@@ -174,6 +174,12 @@ HOSTILE = [
         "expected an id of letters",
     ),
     (
+        "Save",
+        pb.SaveRequest(folder="/tmp/never", snapshot="a\n"),
+        "INVALID_ARGUMENT",
+        "expected an id of letters",
+    ),
+    (
         "Restore",
         pb.RestoreRequest(folder="/does/not/exist"),
         "INVALID_ARGUMENT",
