@@ -8,14 +8,12 @@ import tempfile
 
 import jax
 
+from jfluid import fusion_shares
+
 # An instruction of a compiled module, and what tells that it multiplies matrices: itself, the library or the
 # machine code of jfluid that it calls, or the computation that it is a name for.
-_COMPUTATION = re.compile(r"^(?:ENTRY )?%?([\w.-]+) .*\{$")
-_INSTRUCTION = re.compile(r"^\s+(?:ROOT )?%?([\w.-]+) = .*? ([a-z][\w-]*)\(")
-_CALLED = re.compile(r"calls=%?([\w.-]+)")
 _TARGET = re.compile(r'custom_call_target="([^"]+)"')
 _LIBRARY = re.compile(r"^jfluid_(?!row_)|matmul|convolution|dot")
-_READ = re.compile(r"%([\w.-]+)")
 _SAME = ("bitcast", "get-tuple-element", "tuple")  # what XLA does nothing for
 
 
@@ -24,34 +22,24 @@ def of_products(text):
 
     A loop over time that is machine code of jfluid counts whole, with its gates.
     """
-    found, inside, calls, computation = set(), set(), {}, ""
-    for line in text.splitlines():
-        begins = _COMPUTATION.match(line)
-        computation = begins.group(1) if begins else computation
-        instruction = _INSTRUCTION.match(line)
-        if not instruction:
-            continue
-        name, kind = instruction.groups()
-        target = _TARGET.search(line) if kind == "custom-call" else None
+    found, inside, calls = set(), set(), {}
+    for computation, name, _, kind, rest in fusion_shares.instructions(text):
+        target = _TARGET.search(rest) if kind == "custom-call" else None
         if kind in ("dot", "convolution") or (target and _LIBRARY.search(target.group(1))):
             found.add(name)
             inside.add(computation)
         elif kind == "fusion":
-            calls[name] = _CALLED.search(line).group(1)
+            calls[name] = fusion_shares.called_by(rest)
     return found | {name for name, called in calls.items() if called in inside}
 
 
 def _readers(text):
     """The instructions that begin when another has ended, by the name of that one."""
     found, same = {}, set()
-    for line in text.splitlines():
-        instruction = _INSTRUCTION.match(line)
-        if not instruction:
-            continue
-        name, kind = instruction.groups()
+    for _, name, _, kind, rest in fusion_shares.instructions(text):
         if kind in _SAME:
             same.add(name)
-        for read in _READ.findall(line[instruction.end() :].split(")")[0]):
+        for read in fusion_shares.operands(rest):
             found.setdefault(read, set()).add(name)
 
     def readers(name):

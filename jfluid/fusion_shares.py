@@ -6,7 +6,7 @@ these by the cost of each: the elements that an instruction makes, times the ele
 
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 OTHER = "(XLA)"  # an instruction that comes from no operator
@@ -56,23 +56,43 @@ def shares_of(module: str) -> dict[str, Shares]:
     return found
 
 
+def instructions(module: str) -> Iterator[tuple[str, str, str, str, str]]:
+    """Yield (computation, name, shape, kind, operands and attributes) of each instruction of an HLO module's text."""
+    computation = ""
+    for line in module.splitlines():
+        if match := _INSTRUCTION.match(line):
+            name, shape, kind, rest = match.groups()
+            yield computation, name, shape, kind, rest
+        elif match := _COMPUTATION.match(line):
+            computation = match[1]
+
+
+def called_by(rest: str) -> str | None:
+    """Return the computation that an instruction calls, from its operands and attributes."""
+    match = _CALLED.search(rest)
+    return match[1] if match else None
+
+
+def operands(rest: str) -> list[str]:
+    """Return the names of an instruction's operands."""
+    return _OPERAND.findall(rest.partition(")")[0])
+
+
 def _computations(module: str) -> dict[str, dict[str, _Instruction]]:
     """Return the instructions of each computation, by name."""
     found: dict[str, dict[str, _Instruction]] = {}
     shapes: dict[str, list[int]] = {}
     current: dict[str, _Instruction] = {}
-    for line in module.splitlines():
-        if match := _INSTRUCTION.match(line):
-            name, shape, kind, rest = match.groups()
-            shapes[name] = _dimensions(shape)
-            path, called = _NAME.search(rest), _CALLED.search(rest)
-            current[name] = _Instruction(
-                operator_type(path[1]) if path else OTHER,
-                0.0 if kind in _FREE else _cost(kind, shapes[name], rest, shapes),
-                called[1] if called and kind in ("fusion", "call") else None,
-            )
-        elif match := _COMPUTATION.match(line):
-            current, shapes = found.setdefault(match[1], {}), {}
+    for computation, name, shape, kind, rest in instructions(module):
+        if computation not in found:
+            current, shapes = found.setdefault(computation, {}), {}
+        shapes[name] = _dimensions(shape)
+        path = _NAME.search(rest)
+        current[name] = _Instruction(
+            operator_type(path[1]) if path else OTHER,
+            0.0 if kind in _FREE else _cost(kind, shapes[name], rest, shapes),
+            called_by(rest) if kind in ("fusion", "call") else None,
+        )
     return found
 
 
@@ -84,13 +104,13 @@ def _dimensions(shape: str) -> list[int]:
 
 def _cost(kind: str, made: list[int], rest: str, shapes: Mapping[str, list[int]]) -> float:
     """Return the number of elements that an instruction makes, times the elements summed up for each."""
-    operands = [shapes.get(name, []) for name in _OPERAND.findall(rest.partition(")")[0])]
+    given = [shapes.get(name, []) for name in operands(rest)]
     summed = 1
-    if kind == "dot" and (match := _CONTRACTED.search(rest)) and operands:
-        summed = math.prod(operands[0][int(at)] for at in match[1].split(",") if at and int(at) < len(operands[0]))
-    elif kind == "convolution" and (match := _KERNEL.search(rest)) and len(operands) > 1:
-        kernel = operands[1]
+    if kind == "dot" and (match := _CONTRACTED.search(rest)) and given:
+        summed = math.prod(given[0][int(at)] for at in match[1].split(",") if at and int(at) < len(given[0]))
+    elif kind == "convolution" and (match := _KERNEL.search(rest)) and len(given) > 1:
+        kernel = given[1]
         summed = math.prod(size for label, size in zip(match[1], kernel) if label != "o")
-    elif kind == "reduce" and operands:
-        return float(math.prod(operands[0]))
+    elif kind == "reduce" and given:
+        return float(math.prod(given[0]))
     return float(math.prod(made) * max(summed, 1))
