@@ -11,10 +11,13 @@ BENCHMARK = Path(__file__).parents[2] / "benchmarks" / "serving.py"
 
 
 @pytest.mark.process
-def test_honest_clients_are_answered_while_others_attack():
+@pytest.mark.parametrize(
+    ("seconds", "most"), [("1", "8"), pytest.param("4", "2", marks=pytest.mark.nightly)], ids=["short", "long"]
+)
+def test_honest_clients_are_answered_while_others_attack(seconds, most):
     # All nine attacks at once; several tries, since further tests take the processor in some phases.
-    command = [sys.executable, str(BENCHMARK), "--seconds", "2", "--rounds", "2", "--attacks", "all"]
-    done = subprocess.run([*command, "--most", "2", "--tries", "6"], capture_output=True, text=True, timeout=900)
+    command = [sys.executable, str(BENCHMARK), "--seconds", seconds, "--rounds", "1", "--attacks", "all"]
+    done = subprocess.run([*command, "--most", most, "--tries", "6"], capture_output=True, text=True, timeout=900)
     assert done.returncode == 0, done.stdout + done.stderr
     assert "honest requests without an answer: 0" in done.stdout
     memory = [int(peak) for peak in re.findall(r", (\d+)$", done.stdout, re.MULTILINE)]
