@@ -1,5 +1,5 @@
 """Layers of `fluid.dygraph.nn` in programs and in dygraph mode, against what the real Fluid builds
-and computes (tests/oracle/dygraph_layers.py).
+and computes (tests/oracle/golden.py).
 """
 
 import json

@@ -1,5 +1,5 @@
 """Optimizers, schedules, clips and saved states in dygraph mode, against golden values and files of
-the real Fluid (tests/oracle/dygraph_optimizer.py).
+the real Fluid (tests/oracle/golden.py).
 """
 
 import json

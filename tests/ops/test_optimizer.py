@@ -1,5 +1,5 @@
 """Optimizer operators against NumPy. The formulas were held against the real Fluid
-(tests/oracle/optimizer.py).
+(tests/oracle/golden.py).
 """
 
 import numpy as np

@@ -1,5 +1,5 @@
 """Learning-rate schedules and Switch, against golden values of the real Fluid
-(tests/oracle/optimizer.py).
+(tests/oracle/golden.py).
 """
 
 import json

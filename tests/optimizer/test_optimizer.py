@@ -1,5 +1,5 @@
 """Optimizers through the public API, against golden values of the real Fluid
-(tests/oracle/optimizer.py).
+(tests/oracle/golden.py).
 """
 
 import json

@@ -13,6 +13,7 @@ import json
 import os
 import sys
 
+import numpy as np
 import paddle.fluid as fluid
 
 FOLDER = os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "golden")
@@ -34,13 +35,13 @@ def writes(name, pretty=True, **options):
     return register
 
 
-def rounded(value):
-    """The value with numbers of seven digits."""
+def rounded(value, digits=7):
+    """The value with numbers of so many digits; nine tell a 32-bit float."""
     if isinstance(value, dict):
-        return {k: rounded(v) for k, v in value.items()}
+        return {k: rounded(v, digits) for k, v in value.items()}
     if isinstance(value, (list, tuple)):
-        return [rounded(v) for v in value]
-    return float("%.7g" % value) if isinstance(value, float) else value
+        return [rounded(v, digits) for v in value]
+    return float("%.*g" % (digits, value)) if isinstance(value, (float, np.floating)) else value
 
 
 def short_values(found):
@@ -177,6 +178,74 @@ def sparse():
         losses, values = parity("sparse").train(fluid, name)
         result[name] = {"losses": losses, "table": [[float("%.7g" % v) for v in row] for row in values]}
     return result
+
+
+@writes("optimizer", False, separators=(",", ":"))
+def optimizer():
+    cases = importlib.import_module("tests.optimizer_cases")
+    result = {"optimizers": {}, "schedules": {}, "averages": {}}
+    for name, make in cases.optimizers(fluid).items():
+        main, startup, loss, made = cases.build(fluid, name, make)
+        losses, scope = cases.train(fluid, main, startup, loss)
+        result["optimizers"][name] = {
+            "losses": losses,
+            "state": cases.state(main, scope),
+            "names": made.get_opti_var_name_list(),
+            "operators": cases.describe(main, 2 | 16),
+        }
+    for name, make in cases.schedules(fluid).items():
+        main, startup, rate = cases.schedule_program(fluid, make)
+        result["schedules"][name] = {
+            "name": rate.name,
+            "rates": cases.rates(fluid, main, startup, rate),
+            "operators": cases.describe(main, 16),
+        }
+    for name, make in cases.averages(fluid).items():
+        result["averages"][name] = cases.average(fluid, make)
+    main, startup, loss, _ = cases.build(fluid, "lookahead", cases.lookahead(fluid))
+    losses, scope = cases.train(fluid, main, startup, loss)
+    result["lookahead"] = {"losses": losses, "state": cases.state(main, scope)}
+    return rounded(result, 9)
+
+
+@writes("dygraph_layers", False, separators=(",", ":"))
+def dygraph_layers():
+    of = importlib.import_module("tests.dygraph_layer_cases")
+    programs, values = of.cases(fluid), of.value_cases(fluid)
+    return {
+        "programs": {name: of.describe(*of.program_of(fluid, make, data)) for name, (make, data) in programs.items()},
+        "values": {name: rounded(of.values(fluid, name, make, data), 9) for name, (make, data) in values.items()},
+    }
+
+
+@writes("dygraph_optimizer", False, separators=(",", ":"))
+def dygraph_optimizer():
+    """Writes the files of a layer and its optimizer, too."""
+    cases = importlib.import_module("tests.dygraph_optimizer_cases")
+    optimizers, net_file = cases.optimizers(fluid), os.path.join(FOLDER, "dygraph", "net")
+    result = {
+        "optimizers": {name: cases.result(fluid, name, make) for name, make in optimizers.items()},
+        "rates": cases.rates(fluid),
+    }
+    with fluid.dygraph.guard():
+        net = cases.net_of(fluid)
+        made = optimizers["noam"](net.parameters())
+        cases.train(fluid, net, made, "noam", 2)
+        fluid.save_dygraph(net.state_dict(), net_file)
+        fluid.save_dygraph(made.state_dict(), net_file)
+        result["resumed"] = cases.train(fluid, net, made, "noam", 2)
+    return rounded(result, 9)
+
+
+@writes("proposals")
+def proposals():
+    of = parity("proposals")
+    return {case[0]: short_values(of.run(fluid, case)) for case in of.CASES}
+
+
+@writes("proposal_levels", False)
+def proposal_levels():
+    return {name: parity("proposal_levels").proposals(fluid, name == "padded") for name in ("distinct", "padded")}
 
 
 if __name__ == "__main__":
