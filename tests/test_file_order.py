@@ -83,5 +83,6 @@ def test_a_crash_fails_one_test(workers, tmp_path):
     ]
     environment = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST_")}
     ended = subprocess.run(words, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=300)
-    assert "crashed while running 'tests/test_ending.py::test_number[1]'" in ended.stdout
+    ending = "test_ending"
+    assert f"crashed while running 'tests/{ending}.py::test_number[1]'" in ended.stdout
     assert "1 failed, 7 passed" in ended.stdout
