@@ -42,7 +42,7 @@ guarded.Guards(Path(sys.argv[1])).run(lstm_kernels.FORWARD, numbers, given, made
 
 def run(folder, *arguments, flags=""):
     """Run Python beside the project, and return what it gave."""
-    environment = {**os.environ, "JFLUID_GUARDED_FOLDER": str(folder)}
+    environment = {**os.environ, "JFLUID_GUARDED_FOLDER": str(folder), "JFLUID_RENEW": ""}
     environment["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} {flags}".strip()
     if flags:  # the same code with other vectors: fewer shapes, but for `make fuzz`
         environment.setdefault("JFLUID_FUZZ_CASES", str(harness.USUAL // 5))
