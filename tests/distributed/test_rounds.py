@@ -9,6 +9,7 @@ import time
 import numpy as np
 import pytest
 
+from jfluid import errors
 from jfluid.distributed.wire.connections import TrainerConnection
 from jfluid.ps_server import specs
 from jfluid.ps_server.client import Client
@@ -49,7 +50,11 @@ def know(client):
 def connect(servers):
     """The connection of a new life of trainer 0."""
     made = TrainerConnection([endpoint(s) for s in servers], 0)
-    made.enter()
+    try:
+        made.enter()
+    except errors.ServerError:
+        made.client.close()  # it would ask servers that have ended, for as long as this process runs
+        raise
     assert made.careful
     know(made.client)
     return made
