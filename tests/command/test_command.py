@@ -13,6 +13,7 @@ import pytest
 import jfluid as fluid
 from jfluid import command, launch
 from jfluid.command import completion
+from tests.launch_case import untimed
 
 ROOT = Path(__file__).parents[2]
 
@@ -96,7 +97,7 @@ def test_launch_runs_a_module_in_each_process(tmp_path):
     done = run("launch", "--cpus", 2, "--console", "all", "-m", "news.train", "-m", folder=tmp_path)
     assert done.returncode == 0, done.stderr
     for rank in range(2):
-        said = (tmp_path / "mylog" / f"workerlog.{rank}").read_text()
+        said = untimed(tmp_path / "mylog" / f"workerlog.{rank}")
         assert said == f"3 {rank} jfluid ['-m']\n"
 
 
