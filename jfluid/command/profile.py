@@ -29,16 +29,20 @@ def main(arguments: Sequence[str]) -> int:
     words = [*(["-m"] if options.as_module else []), options.target, *others, *after]
     try:
         scripts.run(words, "jfluid profile")
+    except SystemExit as ended:
+        if ended.code not in (None, 0):
+            raise
     finally:
         if profile.started and not profile.end:
             profile.stop()
-        if not profile.started:
-            print(
-                f"jfluid profile: the script took {PHASES.steps} steps, and none from step {first} on: "
-                "choose earlier steps with --steps FIRST:END",
-                file=sys.stderr,
-            )
-    return 0 if profile.started else 1
+    if profile.started:
+        return 0
+    print(
+        f"jfluid profile: the script took {PHASES.steps} steps, and none from step {first} on: "
+        "choose earlier steps with --steps FIRST:END",
+        file=sys.stderr,
+    )
+    return 1
 
 
 def _write(profile: profiles.StepProfile, target: Path, sort: str) -> None:

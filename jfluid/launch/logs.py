@@ -110,7 +110,9 @@ class Log:
                         old.unlink()
         except OSError as error:
             if error.errno not in _PASSING and not append:
-                raise JobError(f"{path}: cannot write the log: {error.strerror}") from None
+                raise JobError(
+                    f"{path}: cannot write the log: {error.strerror}; name a different folder with --log_dir"
+                ) from None
 
     def _open(self, how: int) -> None:
         private_files.make_folder(self._path.parent)

@@ -146,7 +146,10 @@ def test_a_wrong_job_ends_with_2_and_its_mistakes(folder, capsys):
     )
     write("train.py", "")
     assert launch.main(["--log_dir", "train.py", "train.py"]) == 2
-    assert capsys.readouterr().err == "train.py/workerlog.0: cannot write the log: File exists\n"
+    assert (
+        capsys.readouterr().err
+        == "train.py/workerlog.0: cannot write the log: File exists; name a different folder with --log_dir\n"
+    )
 
 
 # ---- real jobs -----------------------------------------------------------------------------------
