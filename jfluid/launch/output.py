@@ -71,7 +71,7 @@ class Console:
         """Return the display of a member's progress reports."""
         if self._bars is not None:
             return lambda report: self._with_bars(lambda bars: bars.show(report))
-        return LineDisplay(self._streams[2]).show
+        return LineDisplay(self._streams[2], time_of_line).show
 
     def _with_bars(self, draw: Callable[[Any], None]) -> None:
         """Draw, unless the terminal has gone."""
