@@ -219,6 +219,21 @@ def test_quotients_in_shapes(project):
     assert all(f.do == "divide with //" for f in diagnosis.findings)
 
 
+def test_images_of_any_size_are_a_difference(project):
+    lines = [
+        "import paddle.fluid as fluid",
+        "fluid.data('a', [None, 3, None, None])",
+        "fluid.layers.data('b', shape=[1, -1, -1])",
+        "fluid.data('c', [None, 3, 32, None])",
+        "fluid.data('d', [None, None, None])",
+        "fluid.data('e', [-1, 8, -1, -1])",  # a mask of eight heads
+        "fluid.data('f', [None, 3, -1, -1])",
+    ]
+    diagnosis = project({"train.py": "\n".join(lines)})
+    assert [f.line for f in diagnosis.findings if "height and width" in f.happens] == [2, 3, 7]
+    assert stops(diagnosis) == []
+
+
 # ---- the verdict
 
 
