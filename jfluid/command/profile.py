@@ -5,13 +5,14 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from jfluid import errors, step_traces
+from jfluid import errors, flags, step_traces
 from jfluid.compat import scripts
 from jfluid.printable import printable
 from jfluid.record import profiles
 from jfluid.record.phases import PHASES
 
 _STEPS = "100:110"
+_INTERPRETS = "FLAGS_interpret_first_steps"
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -24,6 +25,8 @@ def main(arguments: Sequence[str]) -> int:
     except errors.DataError as error:
         print(printable(f"jfluid profile: {error}"), file=sys.stderr)
         return 2
+    if flags.given(_INTERPRETS) is None:  # interpreted steps have no compiled instructions to measure
+        flags.set_flags({_INTERPRETS: False})
     target = Path(options.output)
     profile = profiles.StepProfile(first, count, lambda profile: _write(profile, target, options.sort))
     words = [*(["-m"] if options.as_module else []), options.target, *others, *after]

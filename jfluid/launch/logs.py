@@ -20,6 +20,8 @@ from jfluid.security import private_files
 
 # Seconds after which an outlet that stopped tries again.
 _SECONDS_TO_RETRY = 5.0
+# Seconds until a new reason of a wait is announced, and between announcements of one reason.
+_SECONDS_TO_TELL, _SECONDS_BETWEEN_ANNOUNCEMENTS = 1.0, 10.0
 # Of these a disk may recover; a log that cannot be opened for another reason is a mistake in the
 # job.
 _PASSING = (errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.ENOMEM, errno.EMFILE, errno.ENFILE)
@@ -226,6 +228,20 @@ class Screen:
 def announce(text: str) -> None:
     """Write a line of the launcher about a running job to standard error, with the time, or drop it."""
     say(f"{time_of_line()}jfluid-launch: {text}")
+
+
+class Waiting:
+    """Announcements of a wait: the first after a second, then one every ten seconds, or a second after a change."""
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock, self._last, self._told = clock, clock(), ""
+
+    def look(self, text: str) -> None:
+        """Announce the reason of the wait, if its time has come."""
+        now = self._clock()
+        if now >= self._last + (_SECONDS_BETWEEN_ANNOUNCEMENTS if text == self._told else _SECONDS_TO_TELL):
+            self._last, self._told = now, text
+            announce(f"waiting for {text}")
 
 
 def say(text: str) -> None:

@@ -12,7 +12,7 @@ import pytest
 from jfluid.job import JobError, script_job
 from jfluid.launch import logs
 from jfluid.launch.gang import Member
-from jfluid.launch.logs import Log, Outlet, Screen
+from jfluid.launch.logs import Log, Outlet, Screen, Waiting
 from jfluid.launch.output import Console, MemberOutput
 from tests.launch_case import COMMAND, ENVIRONMENT, LIMIT, PROLOGUE, launched, untimed, write
 
@@ -196,6 +196,17 @@ def test_a_small_disk_that_gets_room_again(folder, monkeypatch):
         assert found.startswith("line            0\n") and "bytes are missing here\nthe last\n" in found
     finally:
         subprocess.run(["umount", "disk"], check=True)
+
+
+def test_a_wait_is_announced_after_a_second_then_rarely_and_at_changes(clock, capsys):
+    waiting = Waiting(clock)
+    for reason in ["host 1, 2"] * 130 + ["host 2"] * 130:
+        waiting.look(reason)
+        clock.now += 0.1
+    said = capsys.readouterr().err.splitlines()
+    assert [line[24:] for line in said] == [
+        f"jfluid-launch: waiting for {reason}" for reason in ("host 1, 2", "host 1, 2", "host 2", "host 2")
+    ]
 
 
 # ---- what a member writes ------------------------------------------------------------------------
