@@ -1,13 +1,12 @@
-"""Every figure of docs/performance.md into one file of JSON, with the machine, the commit and the spread; and
-a guard.
+"""Measure the figures of docs/performance.md into a file of JSON, and compare them with committed figures.
 
     python benchmarks/bench.py [PART ...] [--short] [--out FILE] [--torch PYTHON] [--paddle PYTHON] [--fluid PYTHON]
     python benchmarks/bench.py --check FILE       compares ratios, never times, with the figures that are committed
     python benchmarks/bench.py --keep FILE        puts the figures among those that are committed, and into the docs
 
-The first runs each part as a process of its own. A part that fails is named at the end, and the others are
-kept. `--short` takes less of each, in half an hour. The second fails where a ratio has become worse by more
-than its tolerance. `make bench` does both. The third is for a machine on which nothing else runs.
+The first form runs each part in a separate process. A part that fails is named at the end; the figures of the
+remaining parts are kept. `--short` measures less of each part, in half an hour. The second form fails if a ratio
+is worse by more than its tolerance. `make bench` runs both. The third form is for a machine without further load.
 """
 
 import argparse
@@ -15,6 +14,7 @@ import importlib.metadata
 import json
 import os
 import platform
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -231,7 +231,7 @@ def keep(path, kept):
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("parts", nargs="*", default=list(PARTS), help=", ".join(PARTS))
     parser.add_argument("--short", action="store_true", help="less of each part")
     parser.add_argument("--out", default=os.path.join("build", "bench.json"))
@@ -242,6 +242,8 @@ def main():
     parser.add_argument("--keep", metavar="FILE", help="commit to FILE, run nothing")
     parser.add_argument("--against", default=RESULTS, metavar="FILE")
     args = parser.parse_args()
+    if args.check and not os.path.isfile(args.check):
+        parser.error("--check %s: there is no such file: a run of this command writes it (--out)" % args.check)
     if args.check:
         return check(args.check, args.against)
     if args.keep:
@@ -250,6 +252,9 @@ def main():
     if unknown:
         parser.error("no such part: %s (there are %s)" % (", ".join(unknown), ", ".join(PARTS)))
     interpreters = {"torch": args.torch, "paddle": args.paddle, "fluid": args.fluid}
+    for name, python in interpreters.items():
+        if python and shutil.which(python) is None:
+            parser.error("--%s %s: there is no such interpreter: name the path of a Python" % (name, python))
     failed = run(args.parts, args.short, interpreters, args.out)
     for name, why in failed.items():
         print("%s failed: %s" % (name, why), file=sys.stderr)

@@ -1,6 +1,6 @@
 """Saved models under load: `jfluid serve` and the predictors of jfluid, ONNX Runtime and Fluid 1.8.5.
 
-    python benchmarks/serving.py --load [--seconds 1] [--rounds 5] [--fluid PYTHON] [--onnxruntime FOLDER]
+    python benchmarks/serving_load.py [--seconds 1] [--rounds 5] [--fluid PYTHON] [--onnxruntime FOLDER]
 
 Dense models run in jfluid and in ONNX Runtime, which gets the model of `jfluid export`; models of sequences run in
 jfluid and in Fluid's own predictor, which reads the same saved files. Each engine has a process that loads the models
@@ -112,6 +112,7 @@ def predictor(fluid):
     def loaded(path):
         config = fluid.core.AnalysisConfig(path)
         config.disable_gpu()
+        config.disable_glog_info()
         config.set_cpu_math_library_num_threads(2)
         predict = fluid.core.create_paddle_predictor(config)
 

@@ -69,7 +69,7 @@ def job(mode: str, delay: float, seconds: float) -> list[int]:
         arguments = ["--mode", mode, "--delay", str(delay), "--seconds", str(seconds)]
         subprocess.run([*command, __file__, *arguments], check=True, stdout=subprocess.DEVNULL)
         lines = "".join(Path(folder, f"workerlog.{rank}").read_text() for rank in range(2)).splitlines()
-    found = dict(tuple(map(int, line.split()[1:])) for line in lines if line.startswith("STEPS"))
+    found = dict(tuple(map(int, line.split()[-2:])) for line in lines if " STEPS " in line)
     return [found[0], found[1]]
 
 

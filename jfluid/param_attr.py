@@ -109,7 +109,7 @@ class WeightNormParamAttr(ParamAttr):
 
     Args:
         dim: the dimension that keeps a length of its own; None for one length in all.
-        The others are ParamAttr's.
+        name, initializer, learning_rate, regularizer, trainable, do_model_average: as of `ParamAttr`.
 
     Attributes:
         params_with_weight_norm: of the class: the weights that were made so, of all programs.

@@ -43,12 +43,15 @@ class Place:
         return self.kind().device()
 
     def is_cpu_place(self) -> bool:
+        """Return True for a CPUPlace."""
         return isinstance(self.kind(), CPUPlace)
 
     def is_gpu_place(self) -> bool:
+        """Return True for a CUDAPlace."""
         return isinstance(self.kind(), CUDAPlace)
 
     def is_cuda_pinned_place(self) -> bool:
+        """Return True for a CUDAPinnedPlace."""
         return isinstance(self.kind(), CUDAPinnedPlace)
 
     def _equals(self, other: "Place") -> bool:
@@ -96,6 +99,7 @@ class CUDAPlace(Place):
         return gpus[self.id]
 
     def get_device_id(self) -> int:
+        """Return the index of the GPU."""
         return self.id
 
     gpu_device_id = get_device_id

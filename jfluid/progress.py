@@ -14,6 +14,7 @@ import sys
 import threading
 import time
 from collections import deque
+from collections.abc import Callable
 from typing import Any, Protocol, TextIO
 
 from jfluid import launcher_pipe, record
@@ -64,17 +65,17 @@ class Writable(Protocol):
 
 
 class LineDisplay:
-    """Progress as lines of text, one every few seconds and one at the end."""
+    """Progress as lines of text, one every few seconds and one at the end; `prefix` returns the begin of a line."""
 
-    def __init__(self, stream: Writable):
-        self._stream = stream
+    def __init__(self, stream: Writable, prefix: Callable[[], str] = str):
+        self._stream, self._prefix = stream, prefix
         self._next = 0.0
 
     def show(self, report: dict[str, Any]) -> None:
         now = time.monotonic()
         if report["done"] or now >= self._next:
             self._next = now + _SECONDS_BETWEEN_LINES
-            print(line_of(report), file=self._stream, flush=True)
+            print(self._prefix() + line_of(report), file=self._stream, flush=True)
 
     def close(self) -> None:
         pass

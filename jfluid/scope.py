@@ -127,6 +127,7 @@ class Scope:
         self.kids.clear()
 
     def local_var_names(self) -> list[str]:
+        """Return the names of the variables; names of parent scopes are left out."""
         return list(self._vars)
 
 

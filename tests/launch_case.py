@@ -2,6 +2,7 @@
 
 import os
 import pty
+import re
 import subprocess
 import sys
 import threading
@@ -64,6 +65,13 @@ wait_for(f"child.{rank}.{life}.bare")
 def write(name, text):
     Path(name).write_text(text)
     return name
+
+
+def untimed(path):
+    """Return a log that the launcher wrote, without the times with which its lines begin."""
+    lines = Path(path).read_text().splitlines(keepends=True)
+    assert all(re.match(r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d,\d{3} ", line) for line in lines if line.strip()), lines
+    return "".join(line[24:] for line in lines)
 
 
 class Clock:

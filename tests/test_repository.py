@@ -68,6 +68,25 @@ def test_the_linter_finds_nothing_in_the_container():
     assert (result.returncode, result.stdout) == (0, "")
 
 
+@pytest.mark.skipif(
+    shutil.which("check-jsonschema") is None, reason="no check-jsonschema (pip install check-jsonschema)"
+)
+@pytest.mark.parametrize(
+    ("schema", "files"),
+    [
+        ("github-workflows", ".github/workflows/*.yml"),
+        ("github-issue-forms", ".github/ISSUE_TEMPLATE/*.yml"),
+        ("dependabot", ".github/dependabot.yml"),
+        ("citation-file-format", "CITATION.cff"),
+    ],
+)
+def test_files_of_the_forge_follow_their_schemas(schema, files):
+    paths = sorted(ROOT.glob(files))
+    command = ["check-jsonschema", "--builtin-schema", f"vendor.{schema}", *map(str, paths)]
+    result = subprocess.run(command, capture_output=True, text=True)
+    assert paths and result.returncode == 0, result.stdout
+
+
 def test_all_supported_pythons_are_tested():
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     stated = [c.rpartition(" ")[2] for c in project["classifiers"] if ":: 3." in c]

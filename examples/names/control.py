@@ -114,21 +114,21 @@ x = fluid.data("x", [None, 4], "float32", lod_level=1)
 y = fluid.layers.dynamic_gru(fluid.layers.fc(x, 3 * 5), size=5)
 exe.run(fluid.default_startup_program())
 (found,) = exe.run(feed={"x": sequences(np.ones([3, 4]), [2, 1])}, fetch_list=[y], return_numpy=False)
-print(np.array(found).shape)  # (3, 5)  # (3, 5)
+print(np.array(found).shape)  # (3, 5)
 
 # %% fluid.layers.dynamic_lstm
 x = fluid.data("x", [None, 4], "float32", lod_level=1)
 hidden, cell = fluid.layers.dynamic_lstm(fluid.layers.fc(x, 4 * 5), size=4 * 5)
 exe.run(fluid.default_startup_program())
 (found,) = exe.run(feed={"x": sequences(np.ones([3, 4]), [2, 1])}, fetch_list=[hidden], return_numpy=False)
-print(np.array(found).shape)  # (3, 5)  # (3, 5)
+print(np.array(found).shape)  # (3, 5)
 
 # %% fluid.layers.dynamic_lstmp
 x = fluid.data("x", [None, 4], "float32", lod_level=1)
 projected, cell = fluid.layers.dynamic_lstmp(fluid.layers.fc(x, 4 * 5), size=4 * 5, proj_size=3)
 exe.run(fluid.default_startup_program())
 (found,) = exe.run(feed={"x": sequences(np.ones([3, 4]), [2, 1])}, fetch_list=[projected], return_numpy=False)
-print(np.array(found).shape)  # (3, 3)  # (3, 3)
+print(np.array(found).shape)  # (3, 3)
 
 # %% fluid.layers.gru_unit
 x = fluid.data("x", [None, 4], "float32")
@@ -136,7 +136,7 @@ before = fluid.data("before", [None, 5], "float32")
 hidden, reset, gates = fluid.layers.gru_unit(fluid.layers.fc(x, 3 * 5), before, size=3 * 5)
 exe.run(fluid.default_startup_program())
 feed = {"x": np.ones([2, 4], "float32"), "before": np.zeros([2, 5], "float32")}
-print(exe.run(feed=feed, fetch_list=[hidden])[0].shape)  # (2, 5)  # (2, 5)
+print(exe.run(feed=feed, fetch_list=[hidden])[0].shape)  # (2, 5)
 
 # %% fluid.layers.lstm_unit
 x = fluid.data("x", [None, 4], "float32")
@@ -151,7 +151,7 @@ x = fluid.data("x", [3, 2, 4], "float32")  # steps, batch, width
 zeros = fluid.layers.fill_constant([1, 2, 5], "float32", 0.0)
 out, last_hidden, last_cell = fluid.layers.lstm(x, zeros, zeros, max_len=3, hidden_size=5, num_layers=1)
 exe.run(fluid.default_startup_program())
-print(exe.run(feed={"x": np.ones([3, 2, 4], "float32")}, fetch_list=[out])[0].shape)  # (3, 2, 5)  # (3, 2, 5)
+print(exe.run(feed={"x": np.ones([3, 2, 4], "float32")}, fetch_list=[out])[0].shape)  # (3, 2, 5)
 
 # %% fluid.layers.rnn fluid.layers.GRUCell
 x = fluid.data("x", [None, 3, 4], "float32")
@@ -195,7 +195,7 @@ start = cell.get_initial_states(target)
 outputs, state = fluid.layers.dynamic_decode(decoder, inits=start)
 exe.run(fluid.default_startup_program())
 feed = {"target": np.ones([2, 3, 4], "float32"), "lengths": np.int64([3, 2])}
-print(exe.run(feed=feed, fetch_list=[outputs.cell_outputs])[0].shape)  # (2, 3, 4)  # (2, 3, 4)
+print(exe.run(feed=feed, fetch_list=[outputs.cell_outputs])[0].shape)  # (2, 3, 4)
 
 
 # %% fluid.layers.GreedyEmbeddingHelper fluid.layers.SampleEmbeddingHelper
@@ -271,7 +271,7 @@ cell = fluid.layers.GRUCell(hidden_size=4)
 start = fluid.layers.zeros([2, 4], "float32")
 outputs, state = fluid.layers.dynamic_decode(fluid.layers.BasicDecoder(cell, Constant()), inits=start)
 exe.run(fluid.default_startup_program())
-print(exe.run(fetch_list=[outputs.cell_outputs])[0].shape)  # (2, 3, 4)  # (2, 3, 4)
+print(exe.run(fetch_list=[outputs.cell_outputs])[0].shape)  # (2, 3, 4)
 
 # %% fluid.layers.beam_search
 before = fluid.data("before", [None, 1], "int64", lod_level=2)
@@ -301,13 +301,13 @@ print(np.array(found).ravel(), found.recursive_sequence_lengths())  # [3 2] [[2]
 x = fluid.data("x", [None, 3, 4], "float32")
 out, last = fluid.contrib.layers.basic_gru(x, None, hidden_size=5)
 exe.run(fluid.default_startup_program())
-print(exe.run(feed={"x": np.ones([2, 3, 4], "float32")}, fetch_list=[out])[0].shape)  # (2, 3, 5)  # (2, 3, 5)
+print(exe.run(feed={"x": np.ones([2, 3, 4], "float32")}, fetch_list=[out])[0].shape)  # (2, 3, 5)
 
 # %% fluid.contrib.basic_lstm
 x = fluid.data("x", [None, 3, 4], "float32")
 out, last_hidden, last_cell = fluid.contrib.layers.basic_lstm(x, None, None, hidden_size=5, bidirectional=True)
 exe.run(fluid.default_startup_program())
-print(exe.run(feed={"x": np.ones([2, 3, 4], "float32")}, fetch_list=[out])[0].shape)  # (2, 3, 10)  # (2, 3, 10)
+print(exe.run(feed={"x": np.ones([2, 3, 4], "float32")}, fetch_list=[out])[0].shape)  # (2, 3, 10)
 
 # %% fluid.contrib.BasicGRUUnit
 x = fluid.data("x", [None, 4], "float32")
@@ -315,7 +315,7 @@ before = fluid.data("before", [None, 5], "float32")
 hidden = fluid.contrib.layers.BasicGRUUnit("unit", hidden_size=5)(x, before)
 exe.run(fluid.default_startup_program())
 feed = {"x": np.ones([2, 4], "float32"), "before": np.zeros([2, 5], "float32")}
-print(exe.run(feed=feed, fetch_list=[hidden])[0].shape)  # (2, 5)  # (2, 5)
+print(exe.run(feed=feed, fetch_list=[hidden])[0].shape)  # (2, 5)
 
 # %% fluid.contrib.BasicLSTMUnit
 x = fluid.data("x", [None, 4], "float32")
@@ -323,7 +323,7 @@ before = fluid.data("before", [None, 5], "float32")
 hidden, cell = fluid.contrib.layers.BasicLSTMUnit("unit", hidden_size=5)(x, before, before)
 exe.run(fluid.default_startup_program())
 feed = {"x": np.ones([2, 4], "float32"), "before": np.zeros([2, 5], "float32")}
-print(exe.run(feed=feed, fetch_list=[hidden])[0].shape)  # (2, 5)  # (2, 5)
+print(exe.run(feed=feed, fetch_list=[hidden])[0].shape)  # (2, 5)
 
 # %% fluid.contrib.InitState fluid.contrib.StateCell fluid.contrib.TrainingDecoder
 first = fluid.data("first", [None, 5], "float32")
@@ -345,7 +345,7 @@ with decoder.block():
 out = decoder()
 exe.run(fluid.default_startup_program())
 feed = {"first": np.zeros([2, 5], "float32"), "x": sequences(np.ones([3, 4]), [2, 1])}
-print(np.array(exe.run(feed=feed, fetch_list=[out], return_numpy=False)[0]).shape)  # (3, 5)  # (3, 5)
+print(np.array(exe.run(feed=feed, fetch_list=[out], return_numpy=False)[0]).shape)  # (3, 5)
 
 # %% fluid.contrib.BeamSearchDecoder
 first = fluid.layers.sequence_pool(fluid.data("source", [None, 5], "float32", lod_level=1), "last")

@@ -74,7 +74,7 @@ feed.update(crowd=boxes_of(np.int32([[0]]), [1]), rois=boxes_of(np.float32([[0, 
 feed["polygons"] = fluid.create_lod_tensor(square, [[1], [1], [4]], fluid.CPUPlace())
 feed["labels"] = boxes_of(np.int32([[2]]), [1])
 # 3 classes of 4 by 4
-print(np.array(exe.run(feed=feed, fetch_list=[masks], return_numpy=False)[0]).shape)  # (1, 48)  # (1, 48)
+print(np.array(exe.run(feed=feed, fetch_list=[masks], return_numpy=False)[0]).shape)  # (1, 48)
 
 # %% fluid.layers.rpn_target_assign
 deltas = fluid.data("deltas", [None, 2, 4], "float32")
@@ -121,4 +121,4 @@ info = fluid.data("info", [None, 3], "float32")
 kept = fluid.layers.retinanet_detection_output([deltas], [scores], [anchors], info)
 feed = {"deltas": np.zeros([1, 2, 4], "float32"), "scores": np.float32([[[0.9, 0.1, 0.01], [0.02, 0.01, 0.7]]])}
 feed.update(anchors=np.float32([[0, 0, 9, 9], [40, 40, 60, 60]]), info=np.float32([[64, 64, 1]]))
-print(np.array(exe.run(feed=feed, fetch_list=[kept], return_numpy=False)[0]).shape)  # (6, 6)  # (6, 6)
+print(np.array(exe.run(feed=feed, fetch_list=[kept], return_numpy=False)[0]).shape)  # (6, 6)

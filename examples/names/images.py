@@ -12,28 +12,24 @@ image = fluid.data("image", [None, 3, 32, 32], "float32")
 y = fluid.layers.conv2d(image, num_filters=8, filter_size=3, stride=2, padding=1, act="relu")
 exe.run(fluid.default_startup_program())
 print(exe.run(feed={"image": np.ones([2, 3, 32, 32], "float32")}, fetch_list=[y])[0].shape)  # (2, 8, 16, 16)
-# (2, 8, 16, 16)
 
 # %% fluid.layers.conv2d_transpose
 image = fluid.data("image", [None, 3, 8, 8], "float32")
 y = fluid.layers.conv2d_transpose(image, num_filters=4, filter_size=2, stride=2)
 exe.run(fluid.default_startup_program())
 print(exe.run(feed={"image": np.ones([2, 3, 8, 8], "float32")}, fetch_list=[y])[0].shape)  # (2, 4, 16, 16)
-# (2, 4, 16, 16)
 
 # %% fluid.layers.conv3d
 video = fluid.data("video", [None, 3, 4, 8, 8], "float32")
 y = fluid.layers.conv3d(video, num_filters=2, filter_size=3, padding=1)
 exe.run(fluid.default_startup_program())
 print(exe.run(feed={"video": np.ones([1, 3, 4, 8, 8], "float32")}, fetch_list=[y])[0].shape)  # (1, 2, 4, 8, 8)
-# (1, 2, 4, 8, 8)
 
 # %% fluid.layers.conv3d_transpose
 video = fluid.data("video", [None, 3, 2, 4, 4], "float32")
 y = fluid.layers.conv3d_transpose(video, num_filters=2, filter_size=2, stride=2)
 exe.run(fluid.default_startup_program())
 print(exe.run(feed={"video": np.ones([1, 3, 2, 4, 4], "float32")}, fetch_list=[y])[0].shape)  # (1, 2, 4, 8, 8)
-# (1, 2, 4, 8, 8)
 
 # %% fluid.layers.deformable_conv
 image = fluid.data("image", [None, 3, 8, 8], "float32")
@@ -43,7 +39,7 @@ y = fluid.layers.deformable_conv(image, offset, mask, num_filters=2, filter_size
 exe.run(fluid.default_startup_program())
 feed = {"image": np.ones([1, 3, 8, 8], "float32"), "offset": np.zeros([1, 18, 8, 8], "float32")}
 feed["mask"] = np.ones([1, 9, 8, 8], "float32")
-print(exe.run(feed=feed, fetch_list=[y])[0].shape)  # (1, 2, 8, 8)  # (1, 2, 8, 8)
+print(exe.run(feed=feed, fetch_list=[y])[0].shape)  # (1, 2, 8, 8)
 
 # %% fluid.layers.pool2d
 image = fluid.layers.assign(np.float32([[[[1, 2], [3, 4]]]]))
@@ -55,19 +51,16 @@ print(*exe.run(fetch_list=[largest, average]))  # [[[[4.]]]] [[[[2.5]]]]
 video = fluid.data("video", [None, 1, 2, 4, 4], "float32")
 y = fluid.layers.pool3d(video, pool_size=2, pool_stride=2, pool_type="avg")
 print(exe.run(feed={"video": np.ones([1, 1, 2, 4, 4], "float32")}, fetch_list=[y])[0].shape)  # (1, 1, 1, 2, 2)
-# (1, 1, 1, 2, 2)
 
 # %% fluid.layers.adaptive_pool2d
 image = fluid.data("image", [None, 3, 7, 9], "float32")
 y = fluid.layers.adaptive_pool2d(image, pool_size=[2, 3], pool_type="avg")
 print(exe.run(feed={"image": np.ones([1, 3, 7, 9], "float32")}, fetch_list=[y])[0].shape)  # (1, 3, 2, 3)
-# (1, 3, 2, 3)
 
 # %% fluid.layers.adaptive_pool3d
 video = fluid.data("video", [None, 1, 4, 6, 6], "float32")
 y = fluid.layers.adaptive_pool3d(video, pool_size=2, pool_type="max")
 print(exe.run(feed={"video": np.ones([1, 1, 4, 6, 6], "float32")}, fetch_list=[y])[0].shape)  # (1, 1, 2, 2, 2)
-# (1, 1, 2, 2, 2)
 
 # %% fluid.layers.batch_norm
 x = fluid.data("x", [None, 2], "float32")
@@ -82,20 +75,18 @@ image = fluid.data("image", [None, 3, 4, 4], "float32")
 y = fluid.layers.inplace_abn(image, act="leaky_relu", act_alpha=0.1)
 exe.run(fluid.default_startup_program())
 print(exe.run(feed={"image": np.ones([2, 3, 4, 4], "float32")}, fetch_list=[y])[0].shape)  # (2, 3, 4, 4)
-# (2, 3, 4, 4)
 
 # %% fluid.layers.data_norm
 x = fluid.data("x", [None, 3], "float32")
 y = fluid.layers.data_norm(x)
 exe.run(fluid.default_startup_program())
-print(exe.run(feed={"x": np.ones([2, 3], "float32")}, fetch_list=[y])[0].shape)  # (2, 3)  # (2, 3)
+print(exe.run(feed={"x": np.ones([2, 3], "float32")}, fetch_list=[y])[0].shape)  # (2, 3)
 
 # %% fluid.layers.group_norm
 image = fluid.data("image", [None, 4, 2, 2], "float32")
 y = fluid.layers.group_norm(image, groups=2)
 exe.run(fluid.default_startup_program())
 print(exe.run(feed={"image": np.ones([1, 4, 2, 2], "float32")}, fetch_list=[y])[0].shape)  # (1, 4, 2, 2)
-# (1, 4, 2, 2)
 
 # %% fluid.layers.instance_norm
 image = fluid.data("image", [None, 1, 1, 2], "float32")
@@ -113,7 +104,6 @@ print(exe.run(feed={"x": np.float32([[0, 2]])}, fetch_list=[y])[0].round(2).toli
 image = fluid.data("image", [None, 4, 1, 1], "float32")
 y = fluid.layers.lrn(image, n=3)
 print(exe.run(feed={"image": np.ones([1, 4, 1, 1], "float32")}, fetch_list=[y])[0].shape)  # (1, 4, 1, 1)
-# (1, 4, 1, 1)
 
 # %% fluid.layers.spectral_norm
 weight = fluid.data("weight", [2, 2], "float32")
@@ -141,19 +131,16 @@ print(exe.run(feed={"image": np.float32([[[[1, 2], [3, 4]]]])}, fetch_list=[y])[
 image = fluid.data("image", [None, 3, 4, 4], "float32")
 y = fluid.layers.image_resize(image, out_shape=[8, 6], resample="BILINEAR")
 print(exe.run(feed={"image": np.ones([1, 3, 4, 4], "float32")}, fetch_list=[y])[0].shape)  # (1, 3, 8, 6)
-# (1, 3, 8, 6)
 
 # %% fluid.layers.image_resize_short
 image = fluid.data("image", [1, 3, 4, 8], "float32")
 y = fluid.layers.image_resize_short(image, out_short_len=2)
 print(exe.run(feed={"image": np.ones([1, 3, 4, 8], "float32")}, fetch_list=[y])[0].shape)  # (1, 3, 2, 4)
-# (1, 3, 2, 4)
 
 # %% fluid.layers.interpolate
 image = fluid.data("image", [None, 3, 4, 4], "float32")
 y = fluid.layers.interpolate(image, scale=2, resample="NEAREST")
 print(exe.run(feed={"image": np.ones([1, 3, 4, 4], "float32")}, fetch_list=[y])[0].shape)  # (1, 3, 8, 8)
-# (1, 3, 8, 8)
 
 # %% fluid.layers.resize_bilinear
 image = fluid.layers.assign(np.float32([[[[0, 2]]]]))
@@ -169,13 +156,11 @@ print(exe.run(fetch_list=[y])[0].ravel())  # [0. 0. 2. 2.]
 video = fluid.data("video", [None, 1, 2, 4, 4], "float32")
 y = fluid.layers.resize_trilinear(video, out_shape=[4, 8, 8])
 print(exe.run(feed={"video": np.ones([1, 1, 2, 4, 4], "float32")}, fetch_list=[y])[0].shape)  # (1, 1, 4, 8, 8)
-# (1, 1, 4, 8, 8)
 
 # %% fluid.layers.pixel_shuffle
 image = fluid.data("image", [None, 4, 2, 2], "float32")
 y = fluid.layers.pixel_shuffle(image, upscale_factor=2)
 print(exe.run(feed={"image": np.ones([1, 4, 2, 2], "float32")}, fetch_list=[y])[0].shape)  # (1, 1, 4, 4)
-# (1, 1, 4, 4)
 
 # %% fluid.layers.shuffle_channel
 image = fluid.data("image", [None, 4, 1, 1], "float32")
@@ -186,23 +171,21 @@ print(exe.run(feed={"image": np.float32([[[[0]], [[1]], [[2]], [[3]]]])}, fetch_
 image = fluid.data("image", [None, 4, 4, 4], "float32")
 y = fluid.layers.space_to_depth(image, blocksize=2)
 print(exe.run(feed={"image": np.ones([1, 4, 4, 4], "float32")}, fetch_list=[y])[0].shape)  # (1, 16, 2, 2)
-# (1, 16, 2, 2)
 
 # %% fluid.layers.unfold
 image = fluid.data("image", [None, 3, 8, 8], "float32")
 y = fluid.layers.unfold(image, kernel_sizes=[3, 3], strides=1, paddings=1)
-print(exe.run(feed={"image": np.ones([1, 3, 8, 8], "float32")}, fetch_list=[y])[0].shape)  # (1, 27, 64)  # (1, 27, 64)
+print(exe.run(feed={"image": np.ones([1, 3, 8, 8], "float32")}, fetch_list=[y])[0].shape)  # (1, 27, 64)
 
 # %% fluid.layers.temporal_shift
 frames = fluid.data("frames", [None, 4, 2, 2], "float32")  # two frames of each video follow each other
 y = fluid.layers.temporal_shift(frames, seg_num=2, shift_ratio=0.25)
 print(exe.run(feed={"frames": np.ones([4, 4, 2, 2], "float32")}, fetch_list=[y])[0].shape)  # (4, 4, 2, 2)
-# (4, 4, 2, 2)
 
 # %% fluid.layers.similarity_focus
 x = fluid.data("x", [None, 3, 2, 2], "float32")
 y = fluid.layers.similarity_focus(x, axis=1, indexes=[0])
-print(exe.run(feed={"x": np.ones([1, 3, 2, 2], "float32")}, fetch_list=[y])[0].shape)  # (1, 3, 2, 2)  # (1, 3, 2, 2)
+print(exe.run(feed={"x": np.ones([1, 3, 2, 2], "float32")}, fetch_list=[y])[0].shape)  # (1, 3, 2, 2)
 
 # %% fluid.layers.im2sequence
 image = fluid.data("image", [None, 1, 4, 4], "float32")
@@ -215,7 +198,7 @@ x = fluid.data("x", [None, 4], "float32", lod_level=1)
 y = fluid.layers.row_conv(x, future_context_size=2)
 exe.run(fluid.default_startup_program())
 feed = {"x": fluid.create_lod_tensor(np.ones([5, 4], "float32"), [[3, 2]], fluid.CPUPlace())}
-print(np.array(exe.run(feed=feed, fetch_list=[y], return_numpy=False)[0]).shape)  # (5, 4)  # (5, 4)
+print(np.array(exe.run(feed=feed, fetch_list=[y], return_numpy=False)[0]).shape)  # (5, 4)
 
 # %% fluid.layers.anchor_generator
 features = fluid.data("features", [None, 8, 2, 3], "float32")
@@ -224,14 +207,14 @@ anchors, variances = fluid.layers.anchor_generator(
 )
 (boxes,) = exe.run(feed={"features": np.ones([1, 8, 2, 3], "float32")}, fetch_list=[anchors])
 # height, width, anchors of a place, corners
-print(boxes.shape)  # (2, 3, 2, 4)  # (2, 3, 2, 4)
+print(boxes.shape)  # (2, 3, 2, 4)
 
 # %% fluid.layers.prior_box
 features = fluid.data("features", [None, 8, 2, 3], "float32")
 image = fluid.data("image", [None, 3, 32, 48], "float32")
 boxes, variances = fluid.layers.prior_box(features, image, min_sizes=[8.0], aspect_ratios=[1.0, 2.0])
 feed = {"features": np.ones([1, 8, 2, 3], "float32"), "image": np.ones([1, 3, 32, 48], "float32")}
-print(exe.run(feed=feed, fetch_list=[boxes])[0].shape)  # (2, 3, 2, 4)  # (2, 3, 2, 4)
+print(exe.run(feed=feed, fetch_list=[boxes])[0].shape)  # (2, 3, 2, 4)
 
 # %% fluid.layers.density_prior_box
 features = fluid.data("features", [None, 8, 2, 3], "float32")
@@ -240,7 +223,7 @@ boxes, variances = fluid.layers.density_prior_box(
     features, image, densities=[2], fixed_sizes=[8.0], fixed_ratios=[1.0], flatten_to_2d=True
 )
 feed = {"features": np.ones([1, 8, 2, 3], "float32"), "image": np.ones([1, 3, 32, 48], "float32")}
-print(exe.run(feed=feed, fetch_list=[boxes])[0].shape)  # (24, 4)  # (24, 4)
+print(exe.run(feed=feed, fetch_list=[boxes])[0].shape)  # (24, 4)
 
 # %% fluid.layers.multi_box_head
 image = fluid.data("image", [None, 3, 32, 32], "float32")
@@ -299,7 +282,7 @@ print([one.ravel().tolist() for one in exe.run(feed=feed, fetch_list=[targets, w
 # %% fluid.layers.polygon_box_transform
 x = fluid.data("x", [None, 8, 2, 2], "float32")
 y = fluid.layers.polygon_box_transform(x)
-print(exe.run(feed={"x": np.zeros([1, 8, 2, 2], "float32")}, fetch_list=[y])[0].shape)  # (1, 8, 2, 2)  # (1, 8, 2, 2)
+print(exe.run(feed={"x": np.zeros([1, 8, 2, 2], "float32")}, fetch_list=[y])[0].shape)  # (1, 8, 2, 2)
 
 # %% fluid.layers.multiclass_nms fluid.contrib.layers.multiclass_nms2
 boxes = fluid.data("boxes", [None, 3, 4], "float32")
@@ -320,7 +303,7 @@ scores = fluid.data("scores", [None, 1, 3], "float32")
 kept = fluid.layers.locality_aware_nms(boxes, scores, score_threshold=0.1, nms_top_k=10, keep_top_k=5)
 feed = {"boxes": np.float32([[[0, 0, 9, 9], [0, 0, 9, 8], [20, 20, 29, 29]]])}
 feed["scores"] = np.float32([[[0.9, 0.8, 0.7]]])
-print(np.array(exe.run(feed=feed, fetch_list=[kept], return_numpy=False)[0]).shape)  # (2, 6)  # (2, 6)
+print(np.array(exe.run(feed=feed, fetch_list=[kept], return_numpy=False)[0]).shape)  # (2, 6)
 
 # %% fluid.layers.matrix_nms
 boxes = fluid.data("boxes", [None, 3, 4], "float32")
@@ -328,7 +311,7 @@ scores = fluid.data("scores", [None, 2, 3], "float32")
 kept = fluid.layers.matrix_nms(boxes, scores, score_threshold=0.1, post_threshold=0.2, nms_top_k=10, keep_top_k=5)
 feed = {"boxes": np.float32([[[0, 0, 9, 9], [0, 0, 9, 8], [20, 20, 29, 29]]])}
 feed["scores"] = np.float32([[[0.1, 0.2, 0.3], [0.9, 0.8, 0.7]]])
-print(np.array(exe.run(feed=feed, fetch_list=[kept], return_numpy=False)[0]).shape)  # (2, 6)  # (2, 6)
+print(np.array(exe.run(feed=feed, fetch_list=[kept], return_numpy=False)[0]).shape)  # (2, 6)
 
 # %% fluid.layers.detection_output
 location = fluid.data("location", [None, 2, 4], "float32")
@@ -339,7 +322,7 @@ kept = fluid.layers.detection_output(location, scores, priors, variances)
 feed = {"location": np.zeros([1, 2, 4], "float32"), "scores": np.float32([[[0.1, 0.9], [0.2, 0.8]]])}
 feed["priors"] = np.float32([[0, 0, 0.2, 0.2], [0.5, 0.5, 0.9, 0.9]])
 feed["variances"] = np.float32([[0.1, 0.1, 0.2, 0.2]] * 2)
-print(np.array(exe.run(feed=feed, fetch_list=[kept], return_numpy=False)[0]).shape)  # (2, 6)  # (2, 6)
+print(np.array(exe.run(feed=feed, fetch_list=[kept], return_numpy=False)[0]).shape)  # (2, 6)
 
 # %% fluid.layers.ssd_loss
 location = fluid.data("location", [None, 2, 4], "float32")
@@ -373,7 +356,7 @@ loss = fluid.layers.yolov3_loss(
 )
 feed = {"x": np.zeros([1, 14, 2, 2], "float32"), "boxes": np.float32([[[0.5, 0.5, 0.3, 0.4]]])}
 feed["labels"] = np.int32([[1]])
-print(exe.run(feed=feed, fetch_list=[loss])[0].shape)  # (1,)  # (1,)
+print(exe.run(feed=feed, fetch_list=[loss])[0].shape)  # (1,)
 
 # %% fluid.layers.roi_pool
 features = fluid.data("features", [None, 1, 4, 4], "float32")
@@ -389,7 +372,7 @@ rois = fluid.data("rois", [None, 4], "float32", lod_level=1)
 y = fluid.layers.roi_align(features, rois, pooled_height=2, pooled_width=2)
 feed = {"features": np.ones([1, 1, 4, 4], "float32")}
 feed["rois"] = fluid.create_lod_tensor(np.float32([[0, 0, 2, 2]]), [[1]], fluid.CPUPlace())
-print(exe.run(feed=feed, fetch_list=[y])[0].shape)  # (1, 1, 2, 2)  # (1, 1, 2, 2)
+print(exe.run(feed=feed, fetch_list=[y])[0].shape)  # (1, 1, 2, 2)
 
 # %% fluid.layers.prroi_pool
 features = fluid.data("features", [None, 1, 4, 4], "float32")
@@ -397,7 +380,7 @@ rois = fluid.data("rois", [None, 4], "float32", lod_level=1)
 y = fluid.layers.prroi_pool(features, rois, pooled_height=2, pooled_width=2)
 feed = {"features": np.ones([1, 1, 4, 4], "float32")}
 feed["rois"] = fluid.create_lod_tensor(np.float32([[0, 0, 2, 2]]), [[1]], fluid.CPUPlace())
-print(exe.run(feed=feed, fetch_list=[y])[0].shape)  # (1, 1, 2, 2)  # (1, 1, 2, 2)
+print(exe.run(feed=feed, fetch_list=[y])[0].shape)  # (1, 1, 2, 2)
 
 # %% fluid.layers.psroi_pool
 features = fluid.data("features", [None, 8, 4, 4], "float32")  # output channels times places
@@ -405,7 +388,7 @@ rois = fluid.data("rois", [None, 4], "float32", lod_level=1)
 y = fluid.layers.psroi_pool(features, rois, output_channels=2, spatial_scale=1.0, pooled_height=2, pooled_width=2)
 feed = {"features": np.ones([1, 8, 4, 4], "float32")}
 feed["rois"] = fluid.create_lod_tensor(np.float32([[0, 0, 2, 2]]), [[1]], fluid.CPUPlace())
-print(exe.run(feed=feed, fetch_list=[y])[0].shape)  # (1, 2, 2, 2)  # (1, 2, 2, 2)
+print(exe.run(feed=feed, fetch_list=[y])[0].shape)  # (1, 2, 2, 2)
 
 # %% fluid.layers.deformable_roi_pooling
 features = fluid.data("features", [None, 1, 4, 4], "float32")
@@ -414,7 +397,7 @@ shifts = fluid.data("shifts", [None, 2, 2, 2], "float32")
 y = fluid.layers.deformable_roi_pooling(features, rois, shifts, pooled_height=2, pooled_width=2)
 feed = {"features": np.ones([1, 1, 4, 4], "float32"), "shifts": np.zeros([1, 2, 2, 2], "float32")}
 feed["rois"] = fluid.create_lod_tensor(np.float32([[0, 0, 2, 2]]), [[1]], fluid.CPUPlace())
-print(exe.run(feed=feed, fetch_list=[y])[0].shape)  # (1, 1, 2, 2)  # (1, 1, 2, 2)
+print(exe.run(feed=feed, fetch_list=[y])[0].shape)  # (1, 1, 2, 2)
 
 # %% fluid.layers.roi_perspective_transform
 features = fluid.data("features", [None, 1, 8, 8], "float32")
@@ -430,11 +413,9 @@ image = fluid.data("image", [None, 3, 8, 8], "float32")
 y = fluid.nets.img_conv_group(image, conv_num_filter=[4, 4], pool_size=2, pool_stride=2, conv_act="relu")
 exe.run(fluid.default_startup_program())
 print(exe.run(feed={"image": np.ones([1, 3, 8, 8], "float32")}, fetch_list=[y])[0].shape)  # (1, 4, 4, 4)
-# (1, 4, 4, 4)
 
 # %% fluid.nets.simple_img_conv_pool
 image = fluid.data("image", [None, 1, 28, 28], "float32")
 y = fluid.nets.simple_img_conv_pool(image, num_filters=4, filter_size=5, pool_size=2, pool_stride=2, act="relu")
 exe.run(fluid.default_startup_program())
 print(exe.run(feed={"image": np.ones([1, 1, 28, 28], "float32")}, fetch_list=[y])[0].shape)  # (1, 4, 12, 12)
-# (1, 4, 12, 12)

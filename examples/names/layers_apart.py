@@ -58,7 +58,7 @@ y = fluid.contrib.layers.rank_attention(
 )
 exe.run(fluid.default_startup_program())
 feed = {"x": np.ones([2, 2], "float32"), "ranks": np.int32([[1, 1, 0, 2, 1, 0, 0], [2, 1, 0, 2, 1, 0, 0]])}
-print(exe.run(feed=feed, fetch_list=[y])[0].shape)  # (2, 3)  # (2, 3)
+print(exe.run(feed=feed, fetch_list=[y])[0].shape)  # (2, 3)
 
 # %% fluid.contrib.layers.shuffle_batch
 x = fluid.data("x", [None, 1], "float32")
@@ -94,4 +94,4 @@ edges = fluid.data("edges", [None, 2, 2], "int32")
 y = fluid.contrib.layers.tree_conv(nodes, edges, output_size=3, num_filters=2)
 exe.run(fluid.default_startup_program())
 feed = {"nodes": np.ones([1, 3, 4], "float32"), "edges": np.int32([[[1, 2], [1, 3]]])}
-print(exe.run(feed=feed, fetch_list=[y])[0].shape)  # (1, 3, 3, 2)  # (1, 3, 3, 2)
+print(exe.run(feed=feed, fetch_list=[y])[0].shape)  # (1, 3, 3, 2)

@@ -177,7 +177,7 @@ print(metric.eval())  # 1.0
 metric = fluid.metrics.ChunkEvaluator()
 metric.update(num_infer_chunks=10, num_label_chunks=8, num_correct_chunks=4)
 # precision, recall, F1
-print(metric.eval())  # (0.4, 0.5, 0.4444444444444445)  # (0.4, 0.5, 0.4444444444444445)
+print(metric.eval())  # (0.4, 0.5, 0.4444444444444445)
 
 # %% fluid.metrics.CompositeMetric fluid.metrics.Precision fluid.metrics.Recall
 both = fluid.metrics.CompositeMetric()
@@ -190,7 +190,7 @@ print(both.eval())  # [0.5, 0.5]
 metric = fluid.metrics.EditDistance("distance")
 metric.update(distances=np.float32([[0], [2]]), seq_num=2)
 # the mean distance, the share of sentences with errors
-print(metric.eval())  # (1.0, 0.5)  # (1.0, 0.5)
+print(metric.eval())  # (1.0, 0.5)
 
 
 # %% fluid.metrics.MetricBase

@@ -80,11 +80,11 @@ print(np.array(scope.find_var("w").get_tensor()).ravel(), fluid.global_scope().f
 
 # %% fluid.data
 x = fluid.data("x", [None, 3, 32, 32], "float32")
-print(x.shape)  # (-1, 3, 32, 32)  # (-1, 3, 32, 32)
+print(x.shape)  # (-1, 3, 32, 32)
 
 # %% fluid.layers.data
 x = fluid.layers.data("x", [3, 32, 32])  # a dimension for the batch is put before the others
-print(x.shape)  # (-1, 3, 32, 32)  # (-1, 3, 32, 32)
+print(x.shape)  # (-1, 3, 32, 32)
 
 # %% fluid.CPUPlace fluid.cpu_places
 print(fluid.Executor(fluid.CPUPlace()).run(fetch_list=[fluid.layers.ones([1], "float32")])[0], len(fluid.cpu_places(2)))
@@ -367,10 +367,7 @@ x, y = linear()
 described = framework_pb2.ProgramDesc.FromString(fluid.default_main_program().desc.serialize_to_string())
 variable = next(v for v in described.blocks[0].vars if v.name == "w")
 print(fluid.debugger.repr_tensor(variable.type.lod_tensor.tensor))  # tensor(type=float32, shape=[2, 1])
-# tensor(type=float32, shape=[2, 1])
 print(fluid.debugger.repr_lodtensor(variable))  # Tensor w (tensor(type=float32, shape=[2, 1]))
-# Tensor w (tensor(type=float32, shape=[2, 1]))
-# other kinds
 print(fluid.debugger.repr_selected_rows(variable), fluid.debugger.repr_tensor_array(variable))  # None None
 
 # %% fluid.debugger.prepare_fast_nan_inf_debug fluid.debugger.run_fast_nan_inf_debug

@@ -38,7 +38,6 @@ ids = fluid.data("ids", [None, 1], "int64", lod_level=1)
 pairs = fluid.layers.sequence_enumerate(ids, win_size=2, pad_value=0)
 feed = {"ids": sequences([[1], [2], [3]], [3], "int64")}
 print(shown(exe.run(feed=feed, fetch_list=[pairs], return_numpy=False)[0]))  # ([[1, 2], [2, 3], [3, 0]], [[3]])
-# ([[1, 2], [2, 3], [3, 0]], [[3]])
 
 # %% fluid.layers.sequence_expand
 x = fluid.data("x", [None, 1], "float32")
@@ -53,7 +52,6 @@ y = fluid.data("y", [None, 1], "float32", lod_level=1)
 repeated = fluid.layers.sequence_expand_as(x, y)
 feed = {"x": np.float32([[1], [2]]), "y": sequences([[0], [0], [0]], [2, 1])}
 print(shown(exe.run(feed=feed, fetch_list=[repeated], return_numpy=False)[0]))  # ([[1.0], [1.0], [2.0]], [[2, 1]])
-# ([[1.0], [1.0], [2.0]], [[2, 1]])
 
 # %% fluid.layers.sequence_first_step fluid.layers.sequence_last_step
 x = fluid.data("x", [None, 1], "float32", lod_level=1)
@@ -116,7 +114,6 @@ length = fluid.layers.assign(np.int64([[1], [2]]))
 y = fluid.layers.sequence_slice(x, offset, length)
 feed = {"x": sequences([[1], [2], [3], [4], [5]], [2, 3])}
 print(shown(exe.run(feed=feed, fetch_list=[y], return_numpy=False)[0]))  # ([[1.0], [4.0], [5.0]], [[1, 2]])
-# ([[1.0], [4.0], [5.0]], [[1, 2]])
 
 # %% fluid.layers.sequence_softmax
 x = fluid.data("x", [None, 1], "float32", lod_level=1)
@@ -220,13 +217,13 @@ print(exe.run(feed=feed, fetch_list=[y])[0].round(3).tolist())  # [[1.3860000371
 x = fluid.data("x", [None, 4], "float32", lod_level=1)
 y = fluid.nets.sequence_conv_pool(x, num_filters=6, filter_size=3)
 exe.run(fluid.default_startup_program())
-print(exe.run(feed={"x": sequences(np.ones([5, 4]), [3, 2])}, fetch_list=[y])[0].shape)  # (2, 6)  # (2, 6)
+print(exe.run(feed={"x": sequences(np.ones([5, 4]), [3, 2])}, fetch_list=[y])[0].shape)  # (2, 6)
 
 # %% fluid.contrib.fused_embedding_seq_pool
 ids = fluid.data("ids", [None, 1], "int64", lod_level=1)
 y = fluid.contrib.fused_embedding_seq_pool(ids, size=[100, 8], combiner="sum")
 exe.run(fluid.default_startup_program())
-print(exe.run(feed={"ids": sequences([[7], [8], [9]], [2, 1], "int64")}, fetch_list=[y])[0].shape)  # (2, 8)  # (2, 8)
+print(exe.run(feed={"ids": sequences([[7], [8], [9]], [2, 1], "int64")}, fetch_list=[y])[0].shape)  # (2, 8)
 
 # %% fluid.contrib.layers.sequence_topk_avg_pooling
 x = fluid.data("x", [None, 1], "float32", lod_level=1)  # a channel of 2 by 3 scores
@@ -243,7 +240,7 @@ y = fluid.data("y", [None, 4], "float32", lod_level=1)
 scores, _ = fluid.contrib.layers.match_matrix_tensor(x, y, channel_num=2)
 exe.run(fluid.default_startup_program())
 feed = {"x": sequences(np.ones([2, 4]), [2]), "y": sequences(np.ones([3, 4]), [3])}
-print(np.array(exe.run(feed=feed, fetch_list=[scores], return_numpy=False)[0]).shape)  # (12, 1)  # (12, 1)
+print(np.array(exe.run(feed=feed, fetch_list=[scores], return_numpy=False)[0]).shape)  # (12, 1)
 
 # %% fluid.contrib.layers.var_conv_2d
 x = fluid.data("x", [None, 1], "float32", lod_level=1)  # images of any size, row by row
@@ -252,7 +249,7 @@ column = fluid.data("column", [None, 1], "float32", lod_level=1)
 y = fluid.contrib.layers.var_conv_2d(x, row, column, input_channel=1, output_channel=2, filter_size=3)
 exe.run(fluid.default_startup_program())
 feed = {"x": sequences(np.ones([6, 1]), [6]), "row": sequences([[0], [0]], [2]), "column": sequences([[0]] * 3, [3])}
-print(np.array(exe.run(feed=feed, fetch_list=[y], return_numpy=False)[0]).shape)  # (12, 1)  # (12, 1)
+print(np.array(exe.run(feed=feed, fetch_list=[y], return_numpy=False)[0]).shape)  # (12, 1)
 
 # %% fluid.contrib.layers.search_pyramid_hash
 ids = fluid.data("ids", [None, 1], "int32", lod_level=1)
@@ -272,4 +269,4 @@ y = fluid.contrib.layers.search_pyramid_hash(
 )
 exe.run(fluid.default_startup_program())
 feed = {"ids": sequences([[1], [2], [3]], [3], "int32")}
-print(np.array(exe.run(feed=feed, fetch_list=[y], return_numpy=False)[0]).shape)  # (2, 8)  # (2, 8)
+print(np.array(exe.run(feed=feed, fetch_list=[y], return_numpy=False)[0]).shape)  # (2, 8)

@@ -91,7 +91,7 @@ print(x.shape, bool(abs(x.mean() - 5) < 0.1))  # (1000,) True
 # %% fluid.layers.gaussian_random_batch_size_like
 x = fluid.data("x", [None, 3], "float32")
 noise = fluid.layers.gaussian_random_batch_size_like(x, shape=[-1, 5])
-print(exe.run(feed={"x": np.zeros([2, 3], "float32")}, fetch_list=[noise])[0].shape)  # (2, 5)  # (2, 5)
+print(exe.run(feed={"x": np.zeros([2, 3], "float32")}, fetch_list=[noise])[0].shape)  # (2, 5)
 
 # %% fluid.layers.uniform_random
 (x,) = exe.run(fetch_list=[fluid.layers.uniform_random([100], min=0.0, max=2.0)])
@@ -100,10 +100,10 @@ print(x.shape, bool(x.min() >= 0 and x.max() <= 2))  # (100,) True
 # %% fluid.layers.uniform_random_batch_size_like
 x = fluid.data("x", [None, 3], "float32")
 noise = fluid.layers.uniform_random_batch_size_like(x, shape=[-1, 5])
-print(exe.run(feed={"x": np.zeros([2, 3], "float32")}, fetch_list=[noise])[0].shape)  # (2, 5)  # (2, 5)
+print(exe.run(feed={"x": np.zeros([2, 3], "float32")}, fetch_list=[noise])[0].shape)  # (2, 5)
 
 # %% fluid.layers.randn
-print(exe.run(fetch_list=[fluid.layers.randn([2, 3])])[0].shape)  # (2, 3)  # (2, 3)
+print(exe.run(fetch_list=[fluid.layers.randn([2, 3])])[0].shape)  # (2, 3)
 
 # %% fluid.layers.randint
 (x,) = exe.run(fetch_list=[fluid.layers.randint(0, 10, shape=[100], dtype="int64")])
@@ -118,7 +118,6 @@ image = fluid.data("image", [None, 3, 8, 8], "float32")
 part = fluid.layers.random_crop(image, shape=[3, 5, 5])
 exe.run(fluid.default_startup_program())
 print(exe.run(feed={"image": np.zeros([2, 3, 8, 8], "float32")}, fetch_list=[part])[0].shape)  # (2, 3, 5, 5)
-# (2, 3, 5, 5)
 
 # %% fluid.layers.sampling_id
 odds = fluid.layers.assign(np.float32([[0, 1, 0], [0, 0, 1]]))  # a row of probabilities each
@@ -165,7 +164,7 @@ print(exe.run(fetch_list=[fluid.layers.expand_as(x, like)])[0].tolist())  # [[1.
 # %% fluid.layers.flatten
 x = fluid.data("x", [None, 3, 4], "float32")
 y = fluid.layers.flatten(x, axis=1)
-print(exe.run(feed={"x": np.zeros([2, 3, 4], "float32")}, fetch_list=[y])[0].shape)  # (2, 12)  # (2, 12)
+print(exe.run(feed={"x": np.zeros([2, 3, 4], "float32")}, fetch_list=[y])[0].shape)  # (2, 12)
 
 # %% fluid.layers.flip
 x = fluid.layers.assign(np.float32([[1, 2], [3, 4]]))
@@ -272,12 +271,12 @@ print(exe.run(feed={"x": np.zeros([5, 3], "float32")}, fetch_list=[fluid.layers.
 # %% fluid.layers.reshape
 x = fluid.data("x", [None, 6], "float32")
 y = fluid.layers.reshape(x, shape=[0, 2, -1])  # 0 keeps a dimension, -1 is computed
-print(exe.run(feed={"x": np.zeros([4, 6], "float32")}, fetch_list=[y])[0].shape)  # (4, 2, 3)  # (4, 2, 3)
+print(exe.run(feed={"x": np.zeros([4, 6], "float32")}, fetch_list=[y])[0].shape)  # (4, 2, 3)
 
 # %% fluid.layers.transpose
 x = fluid.data("x", [None, 3, 4], "float32")
 y = fluid.layers.transpose(x, perm=[0, 2, 1])
-print(exe.run(feed={"x": np.zeros([2, 3, 4], "float32")}, fetch_list=[y])[0].shape)  # (2, 4, 3)  # (2, 4, 3)
+print(exe.run(feed={"x": np.zeros([2, 3, 4], "float32")}, fetch_list=[y])[0].shape)  # (2, 4, 3)
 
 # %% fluid.layers.t
 x = fluid.layers.assign(np.float32([[1, 2, 3]]))
@@ -285,11 +284,11 @@ print(exe.run(fetch_list=[fluid.layers.t(x)])[0].tolist())  # [[1.0], [2.0], [3.
 
 # %% fluid.layers.squeeze
 x = fluid.layers.assign(np.zeros([1, 3, 1], "float32"))
-print(exe.run(fetch_list=[fluid.layers.squeeze(x, axes=[0])])[0].shape)  # (3, 1)  # (3, 1)
+print(exe.run(fetch_list=[fluid.layers.squeeze(x, axes=[0])])[0].shape)  # (3, 1)
 
 # %% fluid.layers.unsqueeze
 x = fluid.layers.assign(np.zeros([3], "float32"))
-print(exe.run(fetch_list=[fluid.layers.unsqueeze(x, axes=[0, 2])])[0].shape)  # (1, 3, 1)  # (1, 3, 1)
+print(exe.run(fetch_list=[fluid.layers.unsqueeze(x, axes=[0, 2])])[0].shape)  # (1, 3, 1)
 
 # %% fluid.layers.slice
 x = fluid.layers.assign(np.float32([[1, 2, 3], [4, 5, 6]]))
@@ -343,7 +342,7 @@ print(exe.run(feed={"ids": np.int64([[3], [16]])}, fetch_list=[mine])[0].tolist(
 # %% fluid.layers.hash
 ids = fluid.data("ids", [None, 1], "int64")
 buckets = fluid.layers.hash(ids, hash_size=1000, num_hash=2)
-print(exe.run(feed={"ids": np.int64([[7], [8]])}, fetch_list=[buckets])[0].shape)  # (2, 2, 1)  # (2, 2, 1)
+print(exe.run(feed={"ids": np.int64([[7], [8]])}, fetch_list=[buckets])[0].shape)  # (2, 2, 1)
 
 # %% fluid.layers.addmm
 x = fluid.layers.assign(np.float32([[1, 1]]))
@@ -382,14 +381,14 @@ x = fluid.data("x", [None, 2, 3], "float32")
 y = fluid.data("y", [None, 4, 3], "float32")
 product = fluid.layers.matmul(x, y, transpose_y=True)
 feed = {"x": np.ones([5, 2, 3], "float32"), "y": np.ones([5, 4, 3], "float32")}
-print(exe.run(feed=feed, fetch_list=[product])[0].shape)  # (5, 2, 4)  # (5, 2, 4)
+print(exe.run(feed=feed, fetch_list=[product])[0].shape)  # (5, 2, 4)
 
 # %% fluid.layers.mul
 x = fluid.data("x", [None, 2, 3], "float32")  # flattened to rows of 6
 y = fluid.layers.create_parameter([6, 4], "float32")
 exe.run(fluid.default_startup_program())
 product = fluid.layers.mul(x, y, x_num_col_dims=1)
-print(exe.run(feed={"x": np.ones([5, 2, 3], "float32")}, fetch_list=[product])[0].shape)  # (5, 4)  # (5, 4)
+print(exe.run(feed={"x": np.ones([5, 2, 3], "float32")}, fetch_list=[product])[0].shape)  # (5, 4)
 
 # %% fluid.layers.cos_sim
 x = fluid.layers.assign(np.float32([[1, 0]]))

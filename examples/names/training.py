@@ -27,7 +27,7 @@ def losses(loss, steps=5):
 x = fluid.data("x", [None, 8], "float32")
 y = fluid.layers.fc(x, size=4, act="relu")
 exe.run(fluid.default_startup_program())
-print(exe.run(feed={"x": np.ones([2, 8], "float32")}, fetch_list=[y])[0].shape)  # (2, 4)  # (2, 4)
+print(exe.run(feed={"x": np.ones([2, 8], "float32")}, fetch_list=[y])[0].shape)  # (2, 4)
 
 # %% fluid.layers.dropout
 x = fluid.data("x", [None, 1000], "float32")
@@ -53,7 +53,7 @@ print(exe.run(fetch_list=[fluid.nets.glu(x, dim=1)])[0])  # [[0.5 1. ]]
 x = fluid.data("x", [None, 5, 8], "float32")
 y = fluid.nets.scaled_dot_product_attention(x, x, x, num_heads=2)
 exe.run(fluid.default_startup_program())
-print(exe.run(feed={"x": np.ones([3, 5, 8], "float32")}, fetch_list=[y])[0].shape)  # (3, 5, 8)  # (3, 5, 8)
+print(exe.run(feed={"x": np.ones([3, 5, 8], "float32")}, fetch_list=[y])[0].shape)  # (3, 5, 8)
 
 # %% fluid.layers.cross_entropy
 odds = fluid.data("odds", [None, 2], "float32")
@@ -193,7 +193,7 @@ logits = fluid.data("logits", [None, 100], "float32")
 label = fluid.data("label", [None, 1], "int64")
 loss = fluid.layers.sampled_softmax_with_cross_entropy(logits, label, num_samples=10)
 feed = {"logits": np.zeros([2, 100], "float32"), "label": np.int64([[3], [5]])}
-print(exe.run(feed=feed, fetch_list=[loss])[0].shape)  # (2, 1)  # (2, 1)
+print(exe.run(feed=feed, fetch_list=[loss])[0].shape)  # (2, 1)
 
 # %% fluid.layers.label_smooth
 label = fluid.layers.assign(np.float32([[0, 1]]))
@@ -280,7 +280,7 @@ x.stop_gradient = False
 y = fluid.layers.scale(x, 100.0)
 y.error_clip = fluid.clip.ErrorClipByValue(max=0.5)  # clips the gradient that reaches y
 (slope,) = fluid.gradients(fluid.layers.reduce_sum(y), x)
-print(exe.run(feed={"x": np.float32([[1]])}, fetch_list=[slope])[0].shape)  # (1, 1)  # (1, 1)
+print(exe.run(feed={"x": np.float32([[1]])}, fetch_list=[slope])[0].shape)  # (1, 1)
 
 # %% fluid.clip.GradientClipByGlobalNorm
 predicted, loss = linear(half)

@@ -13,19 +13,19 @@ from types import ModuleType
 
 # Each with its line of help.
 SUBCOMMANDS = {
-    "run": "a script as it is: `import paddle.fluid` finds jfluid there",
-    "launch": "a job file or a script in several processes, with logs, progress and restarts",
-    "demo": "an example, the click model with parameter servers unless another is named",
-    "doctor": "what happens to scripts and models here, before they run",
-    "inspect": "what a saved model holds",
-    "export": "a saved model as StableHLO, JAX or ONNX",
-    "serve": "a saved model over HTTP",
-    "dashboard": "the page of jobs that run or have ended",
-    "profile": "some steps of a script, as a trace for Perfetto and a table of the time by operator",
-    "install-alias": "`import paddle` finds jfluid for good, in this environment",
-    "check-device": "what works on this machine's devices, and how fast",
-    "bench": "the figures of the performance page, in a checkout",
-    "completion": "what completes all this in bash, zsh or fish",
+    "run": "run a script unchanged: its `import paddle.fluid` finds jfluid",
+    "launch": "run a job file or a script in several processes, with logs, progress and restarts",
+    "demo": "run an example: the click model with parameter servers, or a named example",
+    "doctor": "predict if scripts and models run here, without running them",
+    "inspect": "print the contents of a saved model",
+    "export": "convert a saved model to StableHLO, JAX or ONNX",
+    "serve": "serve saved models over HTTP",
+    "dashboard": "show the page of jobs that run or have ended",
+    "profile": "profile some steps of a script: a trace for Perfetto, and a table of the time by operator",
+    "install-alias": "let `import paddle` find jfluid permanently in this environment",
+    "check-device": "check correctness and speed of this machine's devices",
+    "bench": "measure the figures of the performance page, in a checkout",
+    "completion": "print the completion for bash, zsh or fish",
 }
 
 

@@ -8,6 +8,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from jfluid import errors
+from jfluid.command.numbers import port
+from jfluid.command.outputs import reason
 from jfluid.dashboard import event_files, exports
 from jfluid.dashboard.runs import Runs
 from jfluid.printable import printable
@@ -42,7 +44,7 @@ def main(arguments: Sequence[str]) -> int:
         print(printable(f"jfluid dashboard: {error}"), file=sys.stderr)
         return 1
     except (errors.JFluidError, OSError) as error:
-        print(printable(f"jfluid dashboard: {error}"), file=sys.stderr)
+        print(printable(f"jfluid dashboard: {reason(error)}"), file=sys.stderr)
         return 2
     return 0
 
@@ -76,7 +78,7 @@ def arguments_parser() -> argparse.ArgumentParser:
         metavar="LOG_DIR",
         help="a job's log folder (log_dir, by default mylog), or what FLAGS_record_dir named",
     )
-    add("--port", type=int, default=8867, help="default %(default)s; 0: any")
+    add("--port", type=port, default=8867, help="default %(default)s; 0: any")
     add(
         "--host",
         default="127.0.0.1",

@@ -10,6 +10,7 @@ from importlib import metadata
 from pathlib import Path
 
 from jfluid import errors, launch
+from jfluid.command.outputs import reason
 from jfluid.printable import printable
 
 _HOME = Path(__file__).resolve().parents[2]
@@ -38,7 +39,10 @@ def main(arguments: Sequence[str]) -> int:
             _check_libraries()
         folder = Path(options.folder)
         _copy(files, folder)
-    except (errors.JFluidError, OSError) as error:
+    except OSError as error:
+        print(printable(f"jfluid demo: {reason(error)}: name a different folder with --folder"), file=sys.stderr)
+        return 2
+    except errors.JFluidError as error:
         print(printable(f"jfluid demo: {error}"), file=sys.stderr)
         return 2
     job, where = jobs[options.name], printable(str(folder), lines=False)

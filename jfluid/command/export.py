@@ -6,10 +6,10 @@ import sys
 from collections.abc import Sequence
 
 from jfluid import errors
+from jfluid.command import outputs
 from jfluid.command.inspect import add_allow_argument, add_model_arguments
 from jfluid.command.numbers import positive
 from jfluid.exports.model import LoadedModel
-from jfluid.files.storage import atomic_write
 from jfluid.printable import printable
 
 _ENDINGS = {"stablehlo": ".stablehlo", "jax": ".jax", "onnx": ".onnx"}
@@ -32,8 +32,7 @@ def main(arguments: Sequence[str]) -> int:
             data, difference = _exported(model, options.to, options.longest, options.batch)
         finally:
             model.close()
-        with atomic_write(path) as file:
-            file.write(data)
+        outputs.write(path, data, "--output")
     except (
         errors.UnsupportedError,
         errors.UntrustedOperatorError,

@@ -10,11 +10,11 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from jfluid import errors
+from jfluid.command import outputs
 from jfluid.command.graph_page import page
 from jfluid.doctor.fluid_api import load
 from jfluid.doctor.models import runs
 from jfluid.files.saved_model import SavedModel, read_saved_model
-from jfluid.files.storage import atomic_write
 from jfluid.ir.reach import refused
 from jfluid.ir.svg import block_to_svg
 from jfluid.printable import printable, printable_json
@@ -33,14 +33,12 @@ def main(arguments: Sequence[str]) -> int:
         model = read_saved_model(options.model, options.model_filename, options.params_filename)
         if options.svg:
             drawing = block_to_svg(model.program.global_block())
-            with atomic_write(options.svg) as file:
-                file.write(drawing.encode())
+            outputs.write(options.svg, drawing.encode(), "--svg")
         if options.html:
             drawing = page(model.program.global_block(), os.path.basename(os.path.abspath(options.model)))
-            with atomic_write(options.html) as file:
-                file.write(drawing.encode())
+            outputs.write(options.html, drawing.encode(), "--html")
     except (errors.JFluidError, OSError, ValueError) as error:
-        print(printable(f"jfluid inspect: {error}"), file=sys.stderr)
+        print(printable(f"jfluid inspect: {outputs.reason(error)}"), file=sys.stderr)
         return 2
     record = described(model)
     if options.json:

@@ -14,6 +14,14 @@ def positive(text: str) -> int:
     return number
 
 
+def port(text: str) -> int:
+    """Return the number of a port, or 0 for any free port. Raises ArgumentTypeError."""
+    number = int(text) if text.isdecimal() and len(text) < 6 else -1
+    if not 0 <= number < 1 << 16:
+        raise argparse.ArgumentTypeError(f"expected a port from 0 (any free port) to 65535, found {text}")
+    return number
+
+
 def seconds(text: str) -> float:
     """Return a number from 0 on. Raises ArgumentTypeError."""
     try:

@@ -5,13 +5,14 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from jfluid import errors, step_traces
+from jfluid import errors, flags, step_traces
 from jfluid.compat import scripts
 from jfluid.printable import printable
 from jfluid.record import profiles
 from jfluid.record.phases import PHASES
 
 _STEPS = "100:110"
+_INTERPRETS = "FLAGS_interpret_first_steps"
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -24,21 +25,27 @@ def main(arguments: Sequence[str]) -> int:
     except errors.DataError as error:
         print(printable(f"jfluid profile: {error}"), file=sys.stderr)
         return 2
+    if flags.given(_INTERPRETS) is None:  # interpreted steps have no compiled instructions to measure
+        flags.set_flags({_INTERPRETS: False})
     target = Path(options.output)
     profile = profiles.StepProfile(first, count, lambda profile: _write(profile, target, options.sort))
     words = [*(["-m"] if options.as_module else []), options.target, *others, *after]
     try:
         scripts.run(words, "jfluid profile")
+    except SystemExit as ended:
+        if ended.code not in (None, 0):
+            raise
     finally:
         if profile.started and not profile.end:
             profile.stop()
-        if not profile.started:
-            print(
-                f"jfluid profile: the script took {PHASES.steps} steps, and none from step {first} on: "
-                "choose earlier steps with --steps FIRST:END",
-                file=sys.stderr,
-            )
-    return 0 if profile.started else 1
+    if profile.started:
+        return 0
+    print(
+        f"jfluid profile: the script took {PHASES.steps} steps, and none from step {first} on: "
+        "choose earlier steps with --steps FIRST:END",
+        file=sys.stderr,
+    )
+    return 1
 
 
 def _write(profile: profiles.StepProfile, target: Path, sort: str) -> None:

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from jfluid import errors, flags
 from jfluid.command.inspect import add_allow_argument, add_file_arguments
-from jfluid.command.numbers import positive, seconds, timeout
+from jfluid.command.numbers import port, positive, seconds, timeout
 from jfluid.exports.model import LoadedModel
 from jfluid.host import collector
 from jfluid.places import CPUPlace, CUDAPlace
@@ -107,7 +107,10 @@ def listen(host: str, port: int) -> socket.socket:
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
         return socket.create_server((host, port), family=family, backlog=128)
     except (OSError, OverflowError) as error:
-        raise OSError(f"{host}:{port}: {error}") from error
+        reason = error.strerror if isinstance(error, OSError) and error.strerror else error
+        raise OSError(
+            f"{host}:{port}: {reason}: name an address of this machine with --host, a free port with --port"
+        ) from error
 
 
 def addresses(text: str) -> list[str]:
@@ -166,7 +169,7 @@ def arguments_parser() -> argparse.ArgumentParser:
         "below /v2, GET /health, /metrics, /docs and / (inputs and outputs). SIGHUP loads new versions.",
     )
     _add_model_arguments(parser)
-    parser.add_argument("--port", type=int, default=8866, help="default %(default)s; 0 takes any free port")
+    parser.add_argument("--port", type=port, default=8866, help="default %(default)s; 0 takes any free port")
     parser.add_argument(
         "--host",
         default="127.0.0.1",

@@ -148,7 +148,7 @@ def _check_import(
         paths = [alias.name for alias in node.names]
     else:
         paths = [] if node.level else [node.module or ""]
-        for alias in node.names if paths else ():
+        for alias in node.names if paths and not guarded else ():
             gone = f"{node.module}.{alias.name}"
             if instead := table["attributes"].get(gone) or table["supplied"].get(gone):
                 # Others are given back when paddle is imported, and may be taken before that.

@@ -33,6 +33,10 @@ _ONLY_PYTHON_2 = {"print", "exec", "unicode", "dict", "map", "filter", "zip"}  #
 _LONGEST_CHAIN = 32
 _DEEPEST = 100  # brackets in brackets: Python 3 takes no more than 200
 _TOKEN = re.compile(r"(?P<space>\s+|\\\n|#[^\n]*)|(?P<text>[\w'\"`]+)|(?P<open>[(\[{])|(?P<close>[)\]}])|(?P<dot>\.)|.")
+# A block whose only statement, an import, was removed: its line has nothing but the indentation.
+_EMPTIED = re.compile(
+    r"^(?P<space>[ \t]*)(?P<head>\S[^\n]*:[ \t]*(#[^\n]*)?)\n(?P<inner>(?P=space)[ \t]+)\n", re.MULTILINE
+)
 _ENCODING = re.compile(r"^(\s*)(reload\(sys\)|sys\.setdefaultencoding\(.*\))\s*$", re.MULTILINE)
 
 
@@ -134,10 +138,19 @@ def converted(text: str, name: str) -> str:
         )
     try:
         tree = tool.refactor_string(prepared if prepared.endswith("\n") else prepared + "\n", name)
-        after = str(tree)
+        after = _with_statements(str(tree))
     except Exception as error:  # fissix raises the errors of its parser, its tokenizer, and others
         raise errors.DataError(f"{name}: neither Python 3 nor Python 2: {error}") from error
     return text if after.rstrip("\n") == text.rstrip("\n") else after
+
+
+def _with_statements(text: str) -> str:
+    """Return a text with `pass` in the blocks that have lost all statements."""
+    try:
+        parsing.tree_of(text)
+    except parsing.Unreadable:
+        return _EMPTIED.sub(r"\g<space>\g<head>\n\g<inner>pass\n", text)
+    return text
 
 
 def _line_of_chain(text: str) -> int | None:

@@ -1,6 +1,7 @@
 """Results that Python 3 returns in place of lists and integers: `zip`, `map`, views, `range`, divisions."""
 
 import ast
+import re
 from collections.abc import Sequence
 from typing import Any
 
@@ -18,7 +19,8 @@ _METHODS = frozenset({"append", "extend", "insert", "pop", "remove", "reverse", 
 _ARRAYS = frozenset({"array", "asarray", "concatenate", "stack", "hstack", "vstack"})
 # Arguments of layers in which a number that is not whole by its type is refused.
 _WHOLE = frozenset(
-    "shape padding stride dilation pool_size pool_stride pool_padding num_or_sections expand_times".split()
+    "shape size num_filters filter_size num_channels input_dim output_dim depth padding stride dilation pool_size "
+    "pool_stride pool_padding num_or_sections expand_times".split()
 )
 
 
@@ -129,15 +131,18 @@ class _Walker(Walker):
 
     def _check_layer(self, node: ast.Call) -> None:
         """Note a quotient that a layer takes for a shape."""
-        for keyword in node.keywords:
-            if keyword.arg not in _WHOLE or not self._is_quotient(keyword.value):
-                continue
-            called = self._script.value(node.func)
-            if isinstance(called, Named) and ".layers." in called.path:
-                name = f"{shown(called.path)}({keyword.arg}=)"
+        if not any(map(self._is_quotient, [*node.args, *(keyword.value for keyword in node.keywords)])):
+            return
+        called = self._script.value(node.func)
+        if not isinstance(called, Named) or not re.search(r"\.(layers|dygraph)\.", called.path):
+            return
+        given = [*zip(called.entry.parameter_names, node.args), *((one.arg, one.value) for one in node.keywords)]
+        for parameter, value in given:
+            if parameter in _WHOLE and self._is_quotient(value):
+                name = f"{shown(called.path)}({parameter}=)"
                 self._script.add(
                     Severity.CHANGE,
-                    keyword.value,
+                    value,
                     "python-3",
                     name,
                     f"{name}: in Python 3 / gives a number with a point, which is refused",

@@ -30,6 +30,7 @@ class Rule:
         given, absent: arguments that the call has, or lacks.
         equal, unlike: arguments whose constant is one of some values, or none of them.
         above: arguments whose constant is larger.
+        images: arguments whose constant is a shape of images of any height and width.
         certain: whether it holds only for what is run in any case, outside of conditions.
         severity, code, happens, do: of the finding.
     """
@@ -46,6 +47,7 @@ class Rule:
     equal: Mapping[str, Sequence[Any]] = field(default_factory=dict)
     unlike: Mapping[str, Sequence[Any]] = field(default_factory=dict)
     above: Mapping[str, float] = field(default_factory=dict)
+    images: tuple[str, ...] = ()
     certain: bool = False
 
     def holds(self, arguments: Mapping[str, Any]) -> bool:
@@ -60,6 +62,7 @@ class Rule:
             and all(_known(v := constant(n)) and v in some for n, some in self.equal.items())
             and all(_known(v := constant(n)) and v not in some for n, some in self.unlike.items())
             and all(_is_number(v := constant(n)) and v > bound for n, bound in self.above.items())
+            and all(_is_image(constant(n)) for n in self.images)
         )
 
 
@@ -82,6 +85,11 @@ def _known(value: Any) -> bool:
 
 def _is_number(value: Any) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+def _is_image(value: Any) -> bool:
+    """Return True if a shape ends with one or three channels, and with a height and a width that vary."""
+    return isinstance(value, list) and value[-3:-2] in ([1], [3]) and set(value[-2:]) <= {None, -1}
 
 
 def differences() -> dict[str, Any]:
@@ -124,7 +132,7 @@ def _of_differences() -> Iterator[Rule]:
 
 def _rule(record: dict[str, Any]) -> Rule:
     severity = Severity[record["severity"].upper()]
-    lists = ("uses", "assigns", "operators", "given", "absent")
+    lists = ("uses", "assigns", "operators", "given", "absent", "images")
     return Rule(
         **record
         | {name: tuple(record.get(name, ())) for name in lists}

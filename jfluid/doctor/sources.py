@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from jfluid import errors
+from jfluid.files.file_sets import check_local
 
 LARGEST_SCRIPT = 5 << 20  # bytes; nobody writes more by hand
 MODEL_FILE = "__model__"
@@ -42,10 +43,11 @@ def find(paths: Sequence[str]) -> list[Source]:
 
 
 def _of_path(path: str) -> Iterator[Source]:
+    check_local(path)
     try:
         os.stat(path)
     except FileNotFoundError:
-        raise errors.DataError(f"{path}: there is no such file or folder") from None
+        raise errors.DataError(f"{path}: there is no such file or folder (looked in {os.getcwd()})") from None
     except (OSError, ValueError) as error:
         reason = getattr(error, "strerror", None) or error
         raise errors.DataError(f"{path}: {reason}") from None

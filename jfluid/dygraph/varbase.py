@@ -206,16 +206,19 @@ class VarBase(Variable):
 
     @property
     def block(self) -> "Block":  # type: ignore[override]
+        """Block of the program of imperative mode."""
         return default_main_program().global_block()
 
     @property
     def shape(self) -> "Shape":  # type: ignore[override]
+        """Dimensions of the value."""
         if self._value is not None:
             return Shape(self._value.aval.shape)
         return Shape(self._shape or ())
 
     @property
     def dtype(self) -> VarType:
+        """Element type of the value."""
         if self._value is not None:
             aval = self._value.aval
             if aval.type is None:
@@ -225,6 +228,7 @@ class VarBase(Variable):
 
     @property
     def persistable(self) -> bool:
+        """True if the value outlives a step, as the values of parameters do."""
         return self._persistable
 
     @persistable.setter

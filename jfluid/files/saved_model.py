@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from jfluid import errors
-from jfluid.files.file_sets import Files, read_whole
+from jfluid.files.file_sets import Files, check_local, read_whole
 from jfluid.files.storage import bounded_reader, path_below
 from jfluid.files.tensor_format import pass_tensor
 from jfluid.ir.operator import Operator
@@ -75,7 +75,7 @@ def read_program(path: str | os.PathLike[str], allow: Iterable[str] = ()) -> Pro
     try:
         return Program.parse_from_string(data, allow)
     except errors.FileFormatError as e:
-        raise errors.FileFormatError(f"{os.fspath(path)}: {e}") from e
+        raise errors.FileFormatError(f"{os.fspath(path)}: {e} (expected a program that Fluid or jfluid saved)") from e
 
 
 def columns(program: Program) -> tuple[list[str], list[str]]:
@@ -125,6 +125,12 @@ def read_saved_model(
     Raises FileFormatError where there is no program, or a damaged one. Faults of parameters are
     listed, not raised.
     """
+    check_local(path)
+    if not os.path.lexists(path):
+        raise errors.NoSuchFileError(
+            f"{path}: there is no such file or folder: expected the folder that save_inference_model wrote, or its "
+            "program file"
+        )
     folder, name = (path, model_filename) if os.path.isdir(path) else os.path.split(path)
     return read_whole(folder or ".", lambda files: _read(files, name, params_filename, elsewhere))
 

@@ -38,6 +38,7 @@ class ComplexVariable:
 
     @property
     def shape(self) -> tuple[int, ...]:
+        """Dimensions of both parts."""
         return tuple(self.real.shape)
 
     @property

@@ -59,6 +59,7 @@ class Program:
 
     # Structure
     def global_block(self) -> Block:
+        """Return block 0."""
         return self.blocks[0]
 
     def block(self, index: int) -> Block:
@@ -73,6 +74,7 @@ class Program:
 
     @property
     def num_blocks(self) -> int:
+        """Number of blocks."""
         return len(self.blocks)
 
     def create_block(self, parent_idx: int | None = None) -> Block:
@@ -96,6 +98,7 @@ class Program:
         return (v for b in self.blocks for v in list(b.vars.values()))
 
     def all_parameters(self) -> list[Parameter]:
+        """Return the parameters of the global block."""
         return [p for b in self.blocks for p in b.all_parameters()]
 
     # Randomness

@@ -83,14 +83,17 @@ class Variable:
 
     @property
     def shape(self) -> tuple[int, ...]:
+        """Dimensions; -1 for a dimension that is known only when the program runs."""
         return () if self._shape is None else self._shape
 
     @property
     def dtype(self) -> VarType:
+        """Element type."""
         return VarType.FP32 if self._dtype is None else self._dtype
 
     @property
     def persistable(self) -> bool:
+        """True if the value outlives a run, in the Scope."""
         return self._persistable
 
     @persistable.setter
@@ -100,6 +103,7 @@ class Variable:
 
     @property
     def stop_gradient(self) -> bool:
+        """True if no gradient flows to the variable."""
         return self._stop_gradient
 
     @stop_gradient.setter

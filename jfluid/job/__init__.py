@@ -9,6 +9,7 @@
     log_dir: mylog                  # the script's output also goes to mylog/workerlog.0
     log_max_bytes: 268435456        # then a new file begins, and the old file is mylog/workerlog.0.1
     log_backups: 1                  # number of old files of each process
+    log_times: true                 # lines of these files begin with the time of their arrival
     stall_timeout: 600              # seconds without a step after which the job ends
     max_restarts: 3                 # number of restarts after failures
 

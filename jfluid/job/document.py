@@ -139,7 +139,8 @@ def read_document(path: str | Path) -> Document:
             data = file.read(_LARGEST + 1)
         text = data.decode()
     except (OSError, ValueError) as error:
-        raise JobError(f"{path}: {getattr(error, 'strerror', None) or error}") from None
+        looked = f" (looked in {Path.cwd()})" if isinstance(error, FileNotFoundError) else ""
+        raise JobError(f"{path}: {getattr(error, 'strerror', None) or error}{looked}") from None
     if len(data) > _LARGEST:
         raise JobError(f"{path}: expected at most {_LARGEST} bytes, found more")
     return Document(text, str(path))

@@ -42,6 +42,10 @@ def explain(error: ErrorDetails, places: Mapping[Key, str], kind: type[Job]) -> 
             return f"{place}: the key {key!r} is missing"
         case "string_type":
             problem = "must be text; quote it"
+        case "bool_type" | "bool_parsing":
+            problem = "must be true or false"
+        case "int_type" | "int_parsing" | "int_from_float":
+            problem = "must be a whole number"
         case "secret":
             return f"{place}: {key}: {error['msg']}"
         case "dict_type" | "model_type":

@@ -90,6 +90,10 @@ class Job(BaseModel):
         description="the size at which a process's log is renamed to LOG.1 and a new log begins",
     )
     log_backups: Natural = Field(default=1, description="the number of older logs kept for each process")
+    log_times: bool = Field(
+        default=True,
+        description="true: lines of these logs begin with the time of their arrival, unless a line begins with a date",
+    )
     record: bool = Field(
         default=True,
         description="true: the folder `record` in `log_dir` gets logged values and reports of the processes, "

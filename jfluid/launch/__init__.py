@@ -36,7 +36,7 @@ def main(
     defaults: Mapping[str, Any] | None = None,
     name: str = "jfluid-launch",
 ) -> int:
-    """Return the command `jfluid-launch`; returns the exit code. `clock` is as of `run`.
+    """Run the command `jfluid-launch`, and return its exit code. `clock` is as of `run`.
 
     Args:
         defaults: keys of the job where no argument sets them.

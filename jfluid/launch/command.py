@@ -316,7 +316,7 @@ def arguments_parser(with_target: bool, name: str = "jfluid-launch") -> argparse
             help="the target is a module, and runs as python -m runs it",
         )
         add("target", help="a job file (.yaml or .yml), a Python script, or with -m a module")
-        add("arguments", nargs=argparse.REMAINDER, help="arguments of the script")
+        add("arguments", nargs=argparse.REMAINDER, help="arguments of the script").required = False
     return parser
 
 

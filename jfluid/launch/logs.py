@@ -6,6 +6,7 @@ A full disk, or a closed terminal or pipe, stops a log or a screen, but never th
 import contextlib
 import errno
 import os
+import re
 import stat
 import sys
 import time
@@ -19,9 +20,21 @@ from jfluid.security import private_files
 
 # Seconds after which an outlet that stopped tries again.
 _SECONDS_TO_RETRY = 5.0
+# Seconds until a new reason of a wait is announced, and between announcements of one reason.
+_SECONDS_TO_TELL, _SECONDS_BETWEEN_ANNOUNCEMENTS = 1.0, 10.0
 # Of these a disk may recover; a log that cannot be opened for another reason is a mistake in the
 # job.
 _PASSING = (errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.ENOMEM, errno.EMFILE, errno.ENFILE)
+
+# A line without its end, or the rest of a text; and the date of a line that has its own time.
+_TEXT_OF_LINE = re.compile(rb"[^\r\n]+[\r\n]*")
+_DATE = re.compile(rb"\d{4}-\d\d-\d\d[ T]\d\d:\d\d")
+
+
+def time_of_line() -> str:
+    """Return the time that stands before a line, in the form of Python's logging."""
+    now = time.time()
+    return f"{time.strftime('%Y-%m-%d %H:%M:%S', time.localtime(now))},{int(now * 1000) % 1000:03d} "
 
 
 class Outlet:
@@ -68,6 +81,8 @@ class Outlet:
 class Log:
     """A member's log file.
 
+    Each line gets the time of its arrival, unless the line begins with a date; empty lines stay empty.
+
     Before a line would make it larger than `max_bytes` it is renamed to PATH.1, that to PATH.2, and
     so on up to `backups` files, of which the oldest goes; then a new one begins. A device is never
     renamed.
@@ -76,14 +91,18 @@ class Log:
         append: append to an existing file, rather than begin a new one (without the backups of an
             earlier job).
         tell: called when the log stops, and when it continues.
+        times: whether lines get their times.
 
         Raises JobError when it cannot be opened, unless the disk is full or broken at the moment.
     """
 
-    def __init__(self, path: Path, append: bool, max_bytes: int, backups: int, tell: Callable[[str], None]):
+    def __init__(
+        self, path: Path, append: bool, max_bytes: int, backups: int, tell: Callable[[str], None], times: bool = False
+    ):
         self._path, self._most, self._backups = path, max_bytes, backups
         self._file = -1
         self._size, self._is_file = 0, True
+        self._times, self._in_line = times, False
         self._outlet = Outlet(f"the log {path}", self._put, tell)
         try:
             self._open(os.O_APPEND if append else os.O_TRUNC)
@@ -93,7 +112,9 @@ class Log:
                         old.unlink()
         except OSError as error:
             if error.errno not in _PASSING and not append:
-                raise JobError(f"{path}: cannot write the log: {error.strerror}") from None
+                raise JobError(
+                    f"{path}: cannot write the log: {error.strerror}; name a different folder with --log_dir"
+                ) from None
 
     def _open(self, how: int) -> None:
         private_files.make_folder(self._path.parent)
@@ -103,7 +124,20 @@ class Log:
 
     def write(self, data: bytes) -> None:
         """Write, if the disk takes it."""
+        if self._times and data:
+            data = self._with_times(data)
         self._outlet.write(data)
+
+    def _with_times(self, data: bytes) -> bytes:
+        now = time_of_line().encode()
+        first = 0 if self._in_line else -1
+        self._in_line = not data.endswith((b"\n", b"\r"))
+
+        def timed(line: re.Match[bytes]) -> bytes:
+            text = line.group()
+            return text if line.start() == first or _DATE.match(text) else now + text
+
+        return _TEXT_OF_LINE.sub(timed, data)
 
     def _put(self, data: bytes) -> None:
         if self._file < 0:
@@ -189,6 +223,25 @@ class Screen:
 
     def flush(self) -> None:
         """Nothing waits."""
+
+
+def announce(text: str) -> None:
+    """Write a line of the launcher about a running job to standard error, with the time, or drop it."""
+    say(f"{time_of_line()}jfluid-launch: {text}")
+
+
+class Waiting:
+    """Announcements of a wait: the first after a second, then one every ten seconds, or a second after a change."""
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock, self._last, self._told = clock, clock(), ""
+
+    def look(self, text: str) -> None:
+        """Announce the reason of the wait, if its time has come."""
+        now = self._clock()
+        if now >= self._last + (_SECONDS_BETWEEN_ANNOUNCEMENTS if text == self._told else _SECONDS_TO_TELL):
+            self._last, self._told = now, text
+            announce(f"waiting for {text}")
 
 
 def say(text: str) -> None:

@@ -7,7 +7,7 @@ from typing import Any
 
 from jfluid import errors
 from jfluid.launch.gang import Member
-from jfluid.launch.logs import Log, LogText, Screen
+from jfluid.launch.logs import Log, LogText, Screen, time_of_line
 from jfluid.launch.messages import decode_report
 from jfluid.printable import printable
 from jfluid.progress import BarDisplay, Display, LineDisplay, display_on
@@ -71,7 +71,7 @@ class Console:
         """Return the display of a member's progress reports."""
         if self._bars is not None:
             return lambda report: self._with_bars(lambda bars: bars.show(report))
-        return LineDisplay(self._streams[2]).show
+        return LineDisplay(self._streams[2], time_of_line).show
 
     def _with_bars(self, draw: Callable[[Any], None]) -> None:
         """Draw, unless the terminal has gone."""
@@ -89,11 +89,11 @@ class Console:
 
     def note(self, text: str) -> None:
         """Write a line of the launcher."""
-        text = printable(text)
+        line = f"{time_of_line()}jfluid-launch: {printable(text)}"
         if isinstance(self._bars, BarDisplay) and self._bars.live:
-            self._with_bars(lambda bars: bars.print_above(f"jfluid-launch: {text}"))
+            self._with_bars(lambda bars: bars.print_above(line))
         else:
-            self._streams[2].write(f"jfluid-launch: {text}\n")
+            self._streams[2].write(f"{line}\n")
 
     def close(self) -> None:
         self._with_bars(lambda bars: bars.close())

@@ -10,7 +10,7 @@ from jfluid.dashboard import address
 from jfluid.environment import JOB_TOKEN, OLDER_JOB_TOKEN
 from jfluid.environment.endpoints import host_and_port
 from jfluid.job import Job, JobError
-from jfluid.launch.logs import say
+from jfluid.launch.logs import announce
 
 _LOOPBACK = "127.0.0.1"
 _SECONDS_TO_END = 5.0
@@ -60,7 +60,7 @@ class Page:
             with contextlib.suppress(OSError):
                 self._process.stdin.write(" ".join(access or ()).encode() + b"\n")
                 self._process.stdin.flush()
-            say(f"jfluid-launch: the page of {job.name} is at {address.link(listening, access)}")
+            announce(f"the page of {job.name} is at {address.link(listening, access)}")
 
     def close(self) -> None:
         """End the process."""

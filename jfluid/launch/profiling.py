@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from jfluid.launch.logs import say
+from jfluid.launch.logs import announce
 from jfluid.launch.recording import JobRecord
 from jfluid.record import lines, profiles
 
@@ -65,7 +65,7 @@ class Profiles:
             self._tell(f"the profile could not be written: {error}")
         else:
             self._record.event("profile", name=path.name, reason=f"{end - begin:.3f} s of {count} processes")
-            say(f"jfluid-launch: the profile of {count} processes is in {path} (https://ui.perfetto.dev opens it)")
+            announce(f"the profile of {count} processes is in {path} (https://ui.perfetto.dev opens it)")
         self._joined = request.id
 
     def _parts(self, id: str, role: str) -> list[Path]:
@@ -87,4 +87,4 @@ class Profiles:
 
     def _tell(self, text: str) -> None:
         self._record.event("profile", reason=text)
-        say(f"jfluid-launch: {text}")
+        announce(text)

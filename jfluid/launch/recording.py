@@ -15,7 +15,7 @@ from jfluid.environment import RECORD_DIR
 from jfluid.job import GangJob, Job
 from jfluid.launch.failure import Failure
 from jfluid.launch.gang import Member
-from jfluid.launch.logs import say
+from jfluid.launch.logs import announce
 from jfluid.record import lines
 from jfluid.record.writer import Recorder, Taken
 
@@ -54,7 +54,7 @@ class JobRecord:
             if not self._folder.is_dir():
                 return  # there will be no logs either, which ends the job with an error
             reason = "another launcher writes it" if isinstance(error, Taken) else error.strerror
-            say(f"jfluid-launch: the record {path} cannot be written ({reason}); the job goes on without it")
+            announce(f"the record {path} cannot be written ({reason}); the job goes on without it")
         else:
             self.event("job", **_about(job))
             self.flush()

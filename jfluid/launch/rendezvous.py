@@ -17,6 +17,7 @@ from dataclasses import dataclass, field
 from jfluid import errors
 from jfluid.job import JobError, address
 from jfluid.launch.failure import Failure
+from jfluid.launch.logs import Waiting
 from jfluid.launch.messages import (
     End,
     Failed,
@@ -178,16 +179,17 @@ class Head:
         self._finished: set[int] = set()
         joined: dict[int, tuple[_Connection, list[str]]] = {}
         waiting: list[_Connection] = []
-        deadline = self._clock() + SECONDS_TO_MEET
+        deadline, notice = self._clock() + SECONDS_TO_MEET, Waiting()
         while len(joined) < self._node.count - 1:
             if interrupted():
                 return None
+            missing = ", ".join(str(node) for node in range(1, self._node.count) if node not in joined)
             if self._clock() > deadline:
-                missing = [str(node) for node in range(1, self._node.count) if node not in joined]
                 raise JobError(
-                    f"jfluid-launch: host {', '.join(missing)} of {self._node.count} did not come to the "
+                    f"jfluid-launch: host {missing} of {self._node.count} did not come to the "
                     f"coordinator within {SECONDS_TO_MEET:g} s; was jfluid-launch started there?"
                 )
+            notice.look(f"host {missing} of {self._node.count} at {':'.join(map(str, self._node.coordinator))}")
             waiting += self._accept(_SECONDS_BETWEEN_LOOKS)
             waiting = [connection for connection in waiting if not self._has_joined(connection, joined)]
             for node, (connection, _) in list(joined.items()):
@@ -339,30 +341,31 @@ class Follower:
     def rendezvous(self, ports: Sequence[int], interrupted: Callable[[], bool]) -> RunMembers | None:
         """Join the head; None when `interrupted` becomes true. Raises JobError."""
         self.verdict = None
-        deadline = self._clock() + SECONDS_TO_MEET
+        deadline, notice = self._clock() + SECONDS_TO_MEET, Waiting()
+        host, port = self._coordinator
         while not interrupted():
             if self._clock() > deadline:
-                host, port = self._coordinator
                 raise JobError(
                     f"jfluid-launch: the launcher of host 0 did not answer at {host}:{port} within "
                     f"{SECONDS_TO_MEET:g} s; was jfluid-launch started there?"
                 )
             connection = self._connect()
             if connection is None:
+                notice.look(f"the launcher of host 0 at {host}:{port}")
                 time.sleep(_SECONDS_BETWEEN_TRIES)
                 continue
             with ExitStack() as unless_met:
                 unless_met.callback(connection.close)
-                host = self._node.host or address(connection.stream.getsockname()[0])
+                own = self._node.host or address(connection.stream.getsockname()[0])
                 connection.send(
                     Join(
                         job=self._name,
                         node=self._node.rank,
                         count=self._node.count,
-                        endpoints=[f"{host}:{port}" for port in ports],
+                        endpoints=[f"{own}:{own_port}" for own_port in ports],
                     )
                 )
-                members = self._wait_for_start(connection, interrupted)
+                members = self._wait_for_start(connection, interrupted, notice)
                 if members is not None:
                     unless_met.pop_all()
                     self._connection = connection
@@ -381,12 +384,16 @@ class Follower:
         except errors.SecretError as error:
             raise JobError(f"jfluid-launch: host {self._node.rank} cannot join: {error}") from None
 
-    def _wait_for_start(self, connection: _Connection, interrupted: Callable[[], bool]) -> RunMembers | None:
+    def _wait_for_start(
+        self, connection: _Connection, interrupted: Callable[[], bool], notice: Waiting
+    ) -> RunMembers | None:
         """Return the head's `Start` when all hosts have joined; None when the head has disconnected."""
         while not interrupted():
             messages = connection.messages(_SECONDS_BETWEEN_LOOKS)
             if messages is None:
                 return None
+            if not messages:
+                notice.look(f"the remaining hosts of {self._node.count}")
             for position, message in enumerate(messages):
                 if isinstance(message, Start):
                     if len(message.endpoints) != self._node.count:

@@ -17,7 +17,7 @@ from jfluid.launch.devices import assigned_gpus, visible_gpus
 from jfluid.launch.failure import Failure
 from jfluid.launch.free_ports import free_ports
 from jfluid.launch.gang import Member, collective_gang, local_gang, parameter_server_gang
-from jfluid.launch.logs import Log, say
+from jfluid.launch.logs import Log, announce, say
 from jfluid.launch.nodes import Node, NodeOptions, check_alone, find_node
 from jfluid.launch.output import Console
 from jfluid.launch.page import Page
@@ -52,7 +52,7 @@ def run(job: Job, options: NodeOptions | None = None, clock: Callable[[], float]
             stack.callback(Profiles(record, steps).close)
         verdict = _recorded(runner.run_once(signals), record)
         while (first := verdict.failure) is not None and verdict.again and not signals.received:
-            _say(f"{first.label} failed ({first.reason}); restart {runner.attempt + 1} of {job.max_restarts}")
+            announce(f"{first.label} failed ({first.reason}); restart {runner.attempt + 1} of {job.max_restarts}")
             verdict = _recorded(runner.run_once(signals), record)
         code = verdict.failure.exit_code if verdict.failure else 0
         record.event("end", code=code, signals=list(signals.received))
@@ -64,10 +64,6 @@ def _recorded(verdict: Verdict, record: JobRecord) -> Verdict:
     if verdict.failure is not None:
         record.failure(verdict.failure, verdict.again)
     return verdict
-
-
-def _say(text: str) -> None:
-    say(f"jfluid-launch: {text}")
 
 
 def _alone(job: Job, clock: Callable[[], float]) -> "_Runner":
@@ -110,12 +106,13 @@ class _Runner:
                         self.job.log_max_bytes,
                         self.job.log_backups,
                         console.note,
+                        self.job.log_times,
                     )
                 )
                 for member in members
             ]
             if self.attempt == 0:
-                _say(f"{self.job.name} starts: {self._started(members)}")
+                announce(f"{self.job.name} starts: {self._started(members)}")
             failure = Supervisor(
                 members,
                 console,
@@ -148,7 +145,7 @@ class _Runner:
     def last_words(self, failure: Failure | None, signals: Signals, seconds: float) -> None:
         log = Path(self.job.log_dir) / "workerlog.0"
         outcome = f"ended with {failure.reason}" if failure else "finished"
-        _say(f"{self.job.name} {outcome} after {seconds:.1f} s; log: {log}")
+        announce(f"{self.job.name} {outcome} after {seconds:.1f} s; log: {log}")
 
 
 class _GangRunner(_Runner):
@@ -228,18 +225,18 @@ class _GangRunner(_Runner):
     def last_words(self, failure: Failure | None, signals: Signals, seconds: float) -> None:
         logs = f"logs: {self.job.log_dir}/*log.*"
         if failure is None:
-            return _say(f"{self.job.name} finished after {seconds:.1f} s; {logs}")
+            return announce(f"{self.job.name} finished after {seconds:.1f} s; {logs}")
         if signals.received:
             name = signal.Signals(signals.received[0]).name
-            return _say(f"{self.job.name} was ended by {name} after {seconds:.1f} s; {logs}")
+            return announce(f"{self.job.name} was ended by {name} after {seconds:.1f} s; {logs}")
         if failure.excerpt:
             say(textwrap.indent(failure.excerpt, "    "))
-        _say(
+        announce(
             f"{self.job.name}: {failure.label} failed first ({failure.reason}) after {seconds:.1f} s; all processes "
             f"were ended; {f'its log: {failure.log}' if failure.log else logs}"
         )
         if isinstance(self.job, ParameterServerJob) and self.job.snapshots is not None:
-            _say("the job goes on from its snapshots when it is started with --set snapshots.resume=true")
+            announce("the job goes on from its snapshots when it is started with --set snapshots.resume=true")
 
 
 def _secret(job: GangJob, node: Node) -> str:

@@ -15,7 +15,7 @@ from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from jfluid.launch.logs import say
+from jfluid.launch.logs import announce
 from jfluid.launch.messages import Recorded
 from jfluid.launch.recording import JobRecord
 from jfluid.record import lines, profiles
@@ -77,7 +77,7 @@ class Sender:
         try:
             profiles.write_request(self._folder, request)
         except OSError as error:
-            say(f"jfluid-launch: the profile cannot be asked for here ({error.strerror})")
+            announce(f"the profile cannot be asked for here ({error.strerror})")
 
     def due(self) -> Iterator[Recorded]:
         """Return the pieces to send now."""
@@ -239,7 +239,7 @@ class Receiver:
                 self._collect(self._folder.parent / message.name, data, message.last)
         except OSError as error:
             if not self._failed:
-                say(f"jfluid-launch: the record of host {node} cannot be written ({error.strerror})")
+                announce(f"the record of host {node} cannot be written ({error.strerror})")
             self._failed = True
 
     def _owns(self, name: str, node: int) -> bool:

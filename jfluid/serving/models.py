@@ -59,6 +59,7 @@ class Models:
         self.default = next(iter(folders))
         self._services: dict[str, dict[str, Service]] = {}
         self._states: dict[tuple[str, str], State] = {}
+        self._failures: dict[str, str] = {}  # logged reasons
         self._reloading = asyncio.Lock()
         for name, folder in self._folders.items():
             self._services[name] = {v: self._loaded(path, name, v) for v, path in versions_of(folder).items()}
@@ -93,35 +94,50 @@ class Models:
     async def reload(self) -> None:
         """Load new and changed versions, then retire replaced and removed versions.
 
-        A request under way ends with the version that it began with. A version that cannot be loaded is logged,
-        and the version before stays.
+        A request under way ends with the version that it began with. A version that cannot be loaded is logged
+        once for each reason; all other versions stay or are loaded.
         """
         async with self._reloading:
             before = dict(self._states)
             for name, folder in self._folders.items():
                 try:
                     await self._reload(name, await asyncio.to_thread(versions_of, folder))
-                except (errors.JFluidError, OSError) as error:
-                    self.resources.metrics.reloads.labels(name, "failed").inc()
-                    _log.error("%s stays as it is: %s", name, error)
+                except OSError as error:  # the folder itself cannot be read
+                    self._note_failure(name, name, error)
             if self._states != before:
                 self._loaded_all()
 
     async def _reload(self, name: str, found: Mapping[str, str]) -> None:
         services = self._services[name]
         for version, folder in found.items():
-            if await asyncio.to_thread(_state, folder) != self._states.get((name, version)):
+            label = f"{name}, version {version}"
+            try:
+                if await asyncio.to_thread(_state, folder) == self._states.get((name, version)):
+                    continue
                 service = await asyncio.to_thread(self._loaded, folder, name, version)
-                old, services[version] = services.get(version), service
-                if old is not None:
-                    old.retire()
-                service.resources.metrics.loaded.labels(name, version).set(1)
-                self.resources.metrics.reloads.labels(name, "loaded").inc()
-                _log.warning("%s, version %s: loaded from %s", name, version, folder)
+            except (errors.JFluidError, OSError) as error:
+                self._note_failure(name, label, error)
+                continue
+            self._failures.pop(label, None)
+            old, services[version] = services.get(version), service
+            if old is not None:
+                old.retire()
+            service.resources.metrics.loaded.labels(name, version).set(1)
+            self.resources.metrics.reloads.labels(name, "loaded").inc()
+            _log.warning("%s, version %s: loaded from %s", name, version, folder)
+        if not services.keys() & found.keys():
+            return  # the last versions stay until a different version is loaded
         for version in [version for version in services if version not in found]:
             del self._states[name, version]
             services.pop(version).retire()
             _log.warning("%s, version %s: gone", name, version)
+
+    def _note_failure(self, name: str, label: str, error: Exception) -> None:
+        """Count a failed reload, and log a reason that the log does not have yet."""
+        self.resources.metrics.reloads.labels(name, "failed").inc()
+        if self._failures.get(label) != str(error):
+            self._failures[label] = str(error)
+            _log.error("%s: not loaded, all loaded versions stay: %s", label, error)
 
     def close(self) -> None:
         """Answer queued requests, and end the threads."""

@@ -88,9 +88,12 @@ def page(one: PublicName) -> str:
         parts.append(f"The same object: {', '.join(f'`{name}`' for name in others)}.\n")
     if callable(one.value) and (signature := _signature(title, one.value)):
         parts.append(f"```python\n{signature}\n```\n")
-    parts += [_about(one.value), _accepted(one), _example(one.example), _differences(one.names)]
-    parts += [_methods(one.value), _source(one.value)]
-    return "\n".join(filter(None, parts))
+    about, heading, sections = _about(one.value).partition("## ")
+    table_of = "" if "## Arguments\n" in heading + sections else _parameter_table(one.value)
+    parts += [about, table_of, heading + sections]
+    text = "\n".join(filter(None, [*parts, _accepted(one), _methods(one.value)]))
+    rest = [_example(one.example), _differences(one.names), _source(one.value)]
+    return "\n".join([_with_links(text, one), *filter(None, rest)])
 
 
 # ---- sections -----------------------------------------------------------------------------------
@@ -130,6 +133,36 @@ def _about(value: Any) -> str:
         if rest := after.rstrip("\x00").strip():
             parts.append(_paragraphs(rest, first=False))
     return "\n".join(filter(None, parts))
+
+
+def _parameter_table(value: Any) -> str:
+    """Return the parameters with their types and defaults, for an object whose docstring has no table of them."""
+    rows = []
+    for p in _parameters_of(value):
+        kind = "" if p.annotation is p.empty else str(p.replace(default=p.empty)).partition(": ")[2].strip("'\"")
+        default = "" if p.default is p.empty else f"`{p.default!r}`"
+        rows.append([f"`{p.name}`", f"`{_short_type(kind)}`" if kind else "any", default])
+    return f"## Arguments\n\n{table(['name', 'type', 'default'], rows)}" if rows else ""
+
+
+def _with_links(text: str, one: PublicName) -> str:
+    """Return text with links at names of Fluid in backticks, such as `conv2d` or `layers.conv2d`."""
+    module = one.names[0].rpartition(".")[0]
+    pages, own = _pages(), {p.name for p in _parameters_of(one.value)}
+
+    def linked(match: re.Match[str]) -> str:
+        names = () if match[1] in own else (f"{module}.{match[1]}", f"fluid.{match[1]}", match[1])
+        path = next((pages[name] for name in names if name in pages), one.path)
+        return match[0] if path == one.path else f"[`{match[1]}`]({path.removeprefix(f'{FOLDER}/')})"
+
+    # rows begin with a name that is no reference; headings, signatures and links stay
+    parts = re.split(r"(?m)(^```[\s\S]*?^```$|^#.*$|\[[^\]]*\]\([^)]*\)|^\| `[^`]*` \|)", text)
+    return "".join(part if i % 2 else re.sub(r"`([A-Za-z][\w.]+)`", linked, part) for i, part in enumerate(parts))
+
+
+@functools.cache
+def _pages() -> dict[str, str]:
+    return {name: one.path for one in public_names() for name in one.names}
 
 
 def _linked(text: str) -> str:
@@ -230,17 +263,32 @@ def _parameters(value: Any) -> str:
     return f"({', '.join(names)})"
 
 
+def _parameters_of(value: Any) -> list[inspect.Parameter]:
+    """Return the parameters of a call; none of an object without a known signature."""
+    if not callable(value) or isinstance(value, surface.Missing):
+        return []
+    try:
+        return [*inspect.signature(value).parameters.values()]
+    except (TypeError, ValueError):
+        return []
+
+
 def _signature(title: str, value: Any) -> str:
     """Return the call of a function or class, a line for each parameter if it is long."""
     if isinstance(value, surface.Missing):
         return ""
     try:
-        parameters = [*inspect.signature(value).parameters.values()]
+        inspect.signature(value)
     except (TypeError, ValueError):
         return ""
-    shown = [re.sub(r"\b(?:[a-z_]\w*\.)+(?=[A-Z])", "", str(p)) for p in parameters]
+    shown = [_short_type(str(p)) for p in _parameters_of(value)]
     line = f"{title}({', '.join(shown)})"
     return line if len(line) < 90 else f"{title}(\n" + "".join(f"    {p},\n" for p in shown) + ")"
+
+
+def _short_type(text: str) -> str:
+    """Return the text of an annotation without the modules of its classes."""
+    return re.sub(r"\b(?:[a-z_]\w*\.)+(?=[A-Z])", "", text)
 
 
 def unknown_names() -> Iterator[str]:

@@ -13,6 +13,7 @@ import pytest
 import jfluid as fluid
 from jfluid import command, launch
 from jfluid.command import completion
+from tests.launch_case import untimed
 
 ROOT = Path(__file__).parents[2]
 
@@ -61,6 +62,46 @@ def test_a_word_that_is_no_subcommand_is_named_with_what_is_meant(capsys, tmp_pa
         assert meant in capsys.readouterr().err
 
 
+GOLDEN = ROOT / "tests" / "golden" / "models" / "separate"
+NOWHERE = "/proc/nowhere/file"  # a path that nobody can write
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (["launch"], "the following arguments are required: target\n"),
+        (["launch", "gone.yaml"], "gone.yaml: No such file or directory (looked in "),
+        (["launch", "--set", "log_times=maybe", "train.py"], "log_times: must be true or false, found 'maybe'"),
+        (["launch", "--set", "max_restarts=1.5", "train.py"], "max_restarts: must be a whole number, found 1.5"),
+        (["launch", "--log_dir", "/proc/nowhere", "train.py"], "name a different folder with --log_dir"),
+        (["doctor", "gone"], "gone: there is no such file or folder (looked in "),
+        (["doctor", "s3://bucket/model"], "s3://bucket/model: expected a path of this machine"),
+        (["inspect", "gone"], "gone: there is no such file or folder: expected the folder that save_inference_model"),
+        (["inspect", "s3://bucket/model"], "s3://bucket/model: expected a path of this machine"),
+        (["inspect", "garbage"], "(expected a program that Fluid or jfluid saved)"),
+        (["inspect", GOLDEN, "--html", NOWHERE], f"{NOWHERE}: the file cannot be written (No such file or directory)"),
+        (["export", "gone", "--to", "jax"], "gone: there is no such file or folder: expected the folder"),
+        (["export", GOLDEN, "--to", "jax", "--output", NOWHERE], "name a file in a different folder with --output"),
+        (["serve", "gone", "--port", "0"], "gone: there is no such file or folder: expected the folder"),
+        (["serve", GOLDEN, "--port", "99999"], "argument --port: expected a port from 0 (any free port) to 65535"),
+        (["serve", GOLDEN, "--host", "192.0.2.1"], "name an address of this machine with --host"),
+        (["demo", "word2vec", "--copy", "--folder", "/proc/nowhere"], "name a different folder with --folder"),
+        (["dashboard", "gone", "--port", "x"], "argument --port: expected a port from 0 (any free port) to 65535"),
+    ],
+    ids=lambda value: " ".join(map(str, value)).replace(str(GOLDEN), "MODEL") if isinstance(value, list) else "",
+)
+def test_wrong_input_is_told_what_to_do(tmp_path, monkeypatch, capsys, words, told):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "garbage").write_bytes(b"\xff\xfe garbage")
+    (tmp_path / "train.py").write_text("")
+    try:
+        code = command.main(list(map(str, words)))
+    except SystemExit as ended:
+        code = ended.code
+    said = capsys.readouterr().err
+    assert code in (1, 2) and told in said and "Traceback" not in said, (code, said)
+
+
 # ---- run and launch
 
 
@@ -81,6 +122,12 @@ def test_run_is_as_python_runs_it(tmp_path):
         assert (done.stdout, done.returncode) == ("__main__ jfluid ['--epochs', '7']\n", 7)
     refused = run("run", "gone.py", folder=tmp_path)
     assert refused.returncode == 2 and refused.stderr.startswith("jfluid run: gone.py: expected")
+    for module in ("gone", "news.gone", "gone.train"):
+        refused = run("run", "-m", module, folder=tmp_path)
+        assert refused.returncode == 2 and refused.stderr == (
+            f"jfluid run: -m {module}: there is no such module in {tmp_path}, nor among the installed modules\n"
+        )
+    assert "or a subcommand (jfluid --help" in run("gone", folder=tmp_path).stderr
 
 
 @pytest.mark.process
@@ -96,7 +143,7 @@ def test_launch_runs_a_module_in_each_process(tmp_path):
     done = run("launch", "--cpus", 2, "--console", "all", "-m", "news.train", "-m", folder=tmp_path)
     assert done.returncode == 0, done.stderr
     for rank in range(2):
-        said = (tmp_path / "mylog" / f"workerlog.{rank}").read_text()
+        said = untimed(tmp_path / "mylog" / f"workerlog.{rank}")
         assert said == f"3 {rank} jfluid ['-m']\n"
 
 

@@ -224,13 +224,21 @@ def test_versions_are_loaded_without_a_lost_request(tmp_path):
         new = given(folder / "2")
         wait(lambda: np.allclose(ask(address, "/predict")[1]["outputs"][OUTPUT], new, atol=1e-6))
         change("3", damaged=True)
-        wait(lambda: "stays as it is" in (tmp_path / "log").read_text())
+        wait(lambda: "m, version 3: not loaded" in (tmp_path / "log").read_text())
         assert versions() == ["1", "2"]
+        change("4")  # the damaged version hides no later one
+        wait(lambda: versions() == ["1", "2", "4"])
+        assert (tmp_path / "log").read_text().count("m, version 3: not loaded") == 1
         shutil.rmtree(folder / "3")
+        shutil.rmtree(folder / "4")
         shutil.rmtree(folder / "1")
         process.send_signal(signal.SIGHUP)
         wait(lambda: versions() == ["2"])
-        assert asked(f"{address}/metrics")[1].count(b'jfluid_reloads_total{model="m",result="loaded"} 1.0') == 1
+        shutil.rmtree(folder)
+        process.send_signal(signal.SIGHUP)
+        wait(lambda: "m, version 1: not loaded" in (tmp_path / "log").read_text())
+        assert versions() == ["2"]
+        assert asked(f"{address}/metrics")[1].count(b'jfluid_reloads_total{model="m",result="loaded"} 2.0') == 1
     finally:
         ending.set()
         for thread in clients:

@@ -95,6 +95,17 @@ def test_a_path_that_cannot_be_followed_leaves_a_note(project):
     assert "sys.path" in diagnosis.findings[0].happens
 
 
+def test_an_import_that_may_fail_is_no_finding(project):
+    lines = [
+        "try:",
+        "    from itertools import izip",
+        "except ImportError:",
+        "    izip = zip",
+        "from itertools import imap",
+    ]
+    assert stops(project({"train.py": "\n".join(lines)})) == [(5, "itertools.imap")]
+
+
 def test_distutils_is_gone_where_it_is(project):
     found = stops(project({"train.py": "import distutils.util\n"}))
     try:
@@ -193,14 +204,34 @@ def test_quotients_in_shapes(project):
         "padding = (3 - 1) / 2",
         "fluid.layers.conv2d(x, num_filters=8, filter_size=3, padding=padding)",  # 4
         "fluid.layers.reshape(x, shape=[-1, 8 / 2])",  # 5
-        "fluid.layers.conv2d(x, num_filters=8 / 2, filter_size=3, padding=int(padding))",
+        "fluid.layers.conv2d(x, num_filters=8 / 2, filter_size=3, padding=int(padding))",  # 6
         "padding = (3 - 1) // 2",
         "fluid.layers.conv2d(x, num_filters=8, filter_size=3, padding=padding)",
         "fluid.layers.scale(x, scale=1 / 2)",
+        "fluid.layers.scale(x, 1 / 2)",
+        "width = 128",
+        "fluid.layers.fc(x, width / 2)",  # 12
+        "fluid.layers.fc(x, int(width / 2))",
+        "fluid.dygraph.Linear(4, output_dim=width / 2)",  # 14
     ]
     diagnosis = project({"train.py": "\n".join(lines)})
-    assert [line for line, _ in stops(diagnosis)] == [4, 5]
+    assert [line for line, _ in stops(diagnosis)] == [4, 5, 6, 12, 14]
     assert all(f.do == "divide with //" for f in diagnosis.findings)
+
+
+def test_images_of_any_size_are_a_difference(project):
+    lines = [
+        "import paddle.fluid as fluid",
+        "fluid.data('a', [None, 3, None, None])",
+        "fluid.layers.data('b', shape=[1, -1, -1])",
+        "fluid.data('c', [None, 3, 32, None])",
+        "fluid.data('d', [None, None, None])",
+        "fluid.data('e', [-1, 8, -1, -1])",  # a mask of eight heads
+        "fluid.data('f', [None, 3, -1, -1])",
+    ]
+    diagnosis = project({"train.py": "\n".join(lines)})
+    assert [f.line for f in diagnosis.findings if "height and width" in f.happens] == [2, 3, 7]
+    assert stops(diagnosis) == []
 
 
 # ---- the verdict

@@ -43,6 +43,14 @@ def test_python_3_stays_as_it_is():
     assert python2.converted(text, "new.py") == text
 
 
+def test_a_block_without_its_only_import_has_a_pass():
+    guarded = "try:\n    from itertools import izip\nexcept ImportError:\n    izip = zip\n"
+    text = guarded + "if 1:\n    from itertools import imap\n"
+    after = python2.converted(text, "old.py")
+    ast.parse(after)
+    assert "try:\n    pass\nexcept" in after and after.endswith("if 1:\n    pass\n")
+
+
 def test_a_diff_is_shown_and_nothing_is_written(tmp_path, capsys):
     script = tmp_path / "old.py"
     script.write_text(SCRIPT)

@@ -6,6 +6,7 @@ All run in one process: each has its own programs, scope, names, folder and envi
 import contextlib
 import io
 import os
+import re
 import runpy
 from pathlib import Path
 
@@ -15,7 +16,7 @@ import jfluid as fluid
 from jfluid import surface
 from scripts.pages import examples_of_names
 from scripts.pages.examples_of_names import Example
-from scripts.pages.public_names import index, page, public_names, unknown_names
+from scripts.pages.public_names import _parameters_of, index, page, public_names, unknown_names
 
 EXAMPLES = list(examples_of_names.examples())
 
@@ -81,3 +82,15 @@ def test_pages_have_their_sections():
     assert "AdamOptimizer" in pages["fluid.optimizer.Adam"]
     assert all("## Example" in text for text in pages.values())
     assert "[`fc`](names/layers.fc.md)" in index()
+    for one in public_names():  # each call has a table of its arguments, each method a summary
+        text = pages[one.names[0]]
+        assert "## Arguments" in text or not _parameters_of(one.value), one.names
+        assert not re.search(r"^\| `[^|]*\(?\)?` \|  \|$", text, re.MULTILINE), one.names
+    bilinear = pages["fluid.layers.resize_bilinear"]
+    assert "see [`image_resize`](layers.image_resize.md)" in bilinear and "| `align_mode` | `int` | `1` |" in bilinear
+    assert "[`scale`]" not in bilinear  # an argument, not the layer of this name
+
+
+def test_examples_state_each_output_once():
+    for example in EXAMPLES:
+        assert not re.search(r"# (.+)(?:  |\n)# \1$", example.text, re.MULTILINE), example.names

@@ -11,8 +11,8 @@ from jfluid.job import Job, JobError, read_job, script_job
 from tests.fuzz.harness import fuzzed
 
 KEYS = (
-    "module, script, name, mode, args, env, shape_buckets, log_dir, log_max_bytes, log_backups, record, dashboard, "
-    "profile, stall_timeout, max_restarts"
+    "module, script, name, mode, args, env, shape_buckets, log_dir, log_max_bytes, log_backups, log_times, record, "
+    "dashboard, profile, stall_timeout, max_restarts"
 )
 
 
@@ -51,6 +51,7 @@ def test_defaults():
         "log_dir": "mylog",
         "log_max_bytes": 256 << 20,
         "log_backups": 1,
+        "log_times": True,
         "record": True,
         "dashboard": None,
         "profile": None,

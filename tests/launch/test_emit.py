@@ -15,7 +15,7 @@ from jfluid.job import JobError, read_job
 from jfluid.launch.emit import slurm_script
 from jfluid.launch.nodes import Node, NodeOptions, find_node
 from jfluid.security import secret
-from tests.launch_case import ENVIRONMENT, LIMIT, write
+from tests.launch_case import ENVIRONMENT, LIMIT, untimed, write
 
 
 @pytest.fixture(autouse=True)
@@ -160,7 +160,7 @@ SLURM_PROCID=0 SLURM_NODEID=0 "$@" & SLURM_PROCID=1 SLURM_NODEID=1 "$@" & wait -
     }
     del environment["JFLUID_JOB_TOKEN"]
     subprocess.run(["bash", write("script.sh", script)], env=environment, check=True, timeout=LIMIT)
-    lines = [Path(f"a b/workerlog.{rank}").read_text().split() for rank in range(4)]
+    lines = [untimed(f"a b/workerlog.{rank}").split() for rank in range(4)]
     assert [line[:2] for line in lines] == [[str(rank), "4"] for rank in range(4)]
     assert len({line[2] for line in lines}) == 1 and len(lines[0][2]) == 32, "a new secret, the same for all"
 

@@ -3,7 +3,6 @@
 import json
 import socket
 from contextlib import ExitStack
-from pathlib import Path
 
 import pytest
 
@@ -13,7 +12,7 @@ from jfluid.launch.devices import assigned_gpus
 from jfluid.launch.failure import excerpt_of
 from jfluid.launch.gang import collective_gang
 from tests import ports
-from tests.launch_case import PROLOGUE, gang, launched, on_terminal, write
+from tests.launch_case import PROLOGUE, gang, launched, on_terminal, untimed, write
 
 
 @pytest.fixture(autouse=True)
@@ -147,7 +146,7 @@ print("error of", rank, file=sys.stderr)
         "logs",
     )
     assert result.returncode == 0, result.stderr
-    logs = [Path(f"logs/workerlog.{rank}").read_text() for rank in range(3)]
+    logs = [untimed(f"logs/workerlog.{rank}") for rank in range(3)]
     assert result.stdout == logs[0].replace("error of 0\n", "")
     assert "error of 0\n" in result.stderr
     assert "error of 1" not in result.stderr
@@ -192,7 +191,7 @@ with Progress(total=3) as progress:
     assert result.returncode == 0, result.stderr
     for rank in range(2):
         assert f"[{rank}] train 3/3  " in result.stderr
-        assert f"examples/s  loss {rank}.5\n" in Path(f"mylog/workerlog.{rank}").read_text()
+        assert f"examples/s  loss {rank}.5\n" in untimed(f"mylog/workerlog.{rank}")
 
 
 @process

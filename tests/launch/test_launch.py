@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from jfluid import launch
-from tests.launch_case import COMMAND, ENVIRONMENT, LIMIT, launched, on_terminal, write
+from tests.launch_case import COMMAND, ENVIRONMENT, LIMIT, launched, on_terminal, untimed, write
 
 
 @pytest.fixture
@@ -146,7 +146,10 @@ def test_a_wrong_job_ends_with_2_and_its_mistakes(folder, capsys):
     )
     write("train.py", "")
     assert launch.main(["--log_dir", "train.py", "train.py"]) == 2
-    assert capsys.readouterr().err == "train.py/workerlog.0: cannot write the log: File exists\n"
+    assert (
+        capsys.readouterr().err
+        == "train.py/workerlog.0: cannot write the log: File exists; name a different folder with --log_dir\n"
+    )
 
 
 # ---- real jobs -----------------------------------------------------------------------------------
@@ -166,7 +169,7 @@ class TestRuns:
         assert result.stdout == "to stdout ['--epochs', '2'] 1\nno newline"
         assert "to stderr\n" in result.stderr
         assert "jfluid-launch: train finished after" in result.stderr
-        log = Path("logs/workerlog.0").read_text()
+        log = untimed("logs/workerlog.0")
         assert sorted(log.splitlines()) == [
             "no newline",
             "to stderr",
@@ -182,7 +185,7 @@ class TestRuns:
         assert result.returncode == 1
         assert "RuntimeError: out of luck" in result.stderr
         assert "jfluid-launch: train ended with exit code 1 after" in result.stderr
-        assert "RuntimeError: out of luck" in Path("mylog/workerlog.0").read_text()
+        assert "RuntimeError: out of luck" in untimed("mylog/workerlog.0")
         assert launched("train.py", "x").returncode == 7
 
     def test_a_signal_that_ends_the_script(self, folder):
@@ -215,7 +218,7 @@ class TestRuns:
             "    for step in range(3): progress.step(examples=8, loss=0.5)\n",
         )
         result = launched("train.py", forks=True)
-        for text in (result.stderr, Path("mylog/workerlog.0").read_text()):
+        for text in (result.stderr, untimed("mylog/workerlog.0")):
             assert "train 3/3  " in text
             assert "examples/s  loss 0.5\n" in text
 

@@ -3,6 +3,7 @@
 import errno
 import json
 import os
+import re
 import subprocess
 from pathlib import Path
 
@@ -11,9 +12,9 @@ import pytest
 from jfluid.job import JobError, script_job
 from jfluid.launch import logs
 from jfluid.launch.gang import Member
-from jfluid.launch.logs import Log, Outlet, Screen
+from jfluid.launch.logs import Log, Outlet, Screen, Waiting
 from jfluid.launch.output import Console, MemberOutput
-from tests.launch_case import COMMAND, ENVIRONMENT, LIMIT, PROLOGUE, launched, write
+from tests.launch_case import COMMAND, ENVIRONMENT, LIMIT, PROLOGUE, launched, untimed, write
 
 FULL = "No space left on device"
 needs_full_device = pytest.mark.skipif(not os.path.exists("/dev/full"), reason="this system has no /dev/full")
@@ -109,6 +110,23 @@ def test_a_log_is_rotated_and_keeps_its_backups(folder):
     }
 
 
+def test_lines_of_a_log_begin_with_their_time(folder, monkeypatch):
+    monkeypatch.setattr(logs, "time_of_line", lambda: "2026-11-28 01:02:03,456 ")
+    with Log(Path("log.0"), False, 1000, 1, print, times=True) as log:
+        log.write(b"one\n\n  two\r\nthree\n")
+        log.write(b"\r 10%\r")
+        log.write(b" 20%\r")
+        log.write(b"\n2026-11-27 23:59:59,000 INFO of the script's logger\n2026-11 is no date\n")
+        log.write(b"a long ")
+        log.write(b"line")
+        log.write(b"\nlast")
+    at = "2026-11-28 01:02:03,456 "
+    assert Path("log.0").read_bytes().decode() == (
+        f"{at}one\n\n{at}  two\r\n{at}three\n\r{at} 10%\r{at} 20%\r\n2026-11-27 23:59:59,000 INFO of the script's "
+        f"logger\n{at}2026-11 is no date\n{at}a long line\n{at}last"
+    )
+
+
 def test_a_log_that_cannot_be_renamed_stops_and_grows_no_more(folder, monkeypatch):
     told = []
 
@@ -178,6 +196,17 @@ def test_a_small_disk_that_gets_room_again(folder, monkeypatch):
         assert found.startswith("line            0\n") and "bytes are missing here\nthe last\n" in found
     finally:
         subprocess.run(["umount", "disk"], check=True)
+
+
+def test_a_wait_is_announced_after_a_second_then_rarely_and_at_changes(clock, capsys):
+    waiting = Waiting(clock)
+    for reason in ["host 1, 2"] * 130 + ["host 2"] * 130:
+        waiting.look(reason)
+        clock.now += 0.1
+    said = capsys.readouterr().err.splitlines()
+    assert [line[24:] for line in said] == [
+        f"jfluid-launch: waiting for {reason}" for reason in ("host 1, 2", "host 1, 2", "host 2", "host 2")
+    ]
 
 
 # ---- what a member writes ------------------------------------------------------------------------
@@ -278,7 +307,7 @@ pathlib.Path(f"done.{rank}").touch()
         assert result.returncode == 0 and Path("done.0").exists() and Path("done.1").exists()
         assert result.stderr.count(f"the log log/workerlog.1 has stopped ({FULL}); the job goes on without it\n") == 1
         assert "[1] line 2\n" in result.stdout
-        assert Path("log/workerlog.0").read_text() == "line 0\nline 1\nline 2\n"
+        assert untimed("log/workerlog.0") == "line 0\nline 1\nline 2\n"
 
     def test_a_failure_is_shown_though_its_log_is_full(self, folder):
         Path("log").mkdir()
@@ -307,9 +336,18 @@ if rank == 1:
             streams = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE} | {closed: full}
             result = subprocess.run([*COMMAND, "train.py"], env=ENVIRONMENT, timeout=LIMIT, text=True, **streams)
         assert result.returncode == 0 and Path("done").exists()
-        assert len(Path("mylog/workerlog.0").read_text().splitlines()) == 198
+        assert len(untimed("mylog/workerlog.0").splitlines()) == 198
         if closed == "stdout":
             assert "standard output has stopped" in result.stderr and "error 98" in result.stderr
+
+    def test_a_job_may_have_logs_without_times(self, folder):
+        write("train.py", "print('a line')")
+        result = launched("--set", "log_times=false", "train.py")
+        assert Path("mylog/workerlog.0").read_text() == result.stdout == "a line\n"
+        said = result.stderr.splitlines()
+        assert said and all(
+            re.match(r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d,\d{3} jfluid-launch: train ", line) for line in said
+        )
 
     def test_logs_of_a_job_are_rotated(self, folder):
         write("train.py", "for i in range(1000):\n    print('line', i)")
@@ -318,4 +356,4 @@ if rank == 1:
         found = contents("mylog/workerlog.0")
         assert sorted(found) == ["workerlog.0", "workerlog.0.1", "workerlog.0.2"]
         assert found["workerlog.0"].endswith("line 999\n") and all(len(text) <= 4096 for text in found.values())
-        assert all(line.startswith("line ") for text in found.values() for line in text.splitlines())
+        assert all(line.startswith("line ") for name in found for line in untimed(f"mylog/{name}").splitlines())

@@ -49,6 +49,6 @@ def test_the_last_line_names_memory(files, ran_out, tmp_path, monkeypatch, capsy
     monkeypatch.chdir(tmp_path)
     assert main(["--cpus", "1", str(script)]) == 137
     begin, *_, end = capsys.readouterr().err.splitlines()
-    assert begin.startswith("jfluid-launch: train starts: 1 trainer, on CPU; logs: mylog/*log.*")
+    assert begin[24:].startswith("jfluid-launch: train starts: 1 trainer, on CPU; logs: mylog/*log.*")
     assert ("(signal SIGKILL from the kernel: memory ran out" in end) == ran_out
     assert "rank 0 failed first (signal SIGKILL" in end

@@ -19,6 +19,7 @@ from tests.launch_case import (
     alive,
     launched,
     numbers,
+    untimed,
     wait_until,
     write,
 )
@@ -263,14 +264,14 @@ def test_servers_that_do_not_end_by_themselves_are_ended():
     assert result.returncode == 0, result.stderr
     assert "server 0 and server 1 still ran 0.2 s after all trainers had finished, and were ended" in result.stderr
     assert not any(map(alive, numbers()))
-    given = [json.loads(Path(f"mylog/serverlog.{rank}").read_text()) for rank in range(2)]
-    given += [json.loads(Path(f"mylog/workerlog.{rank}").read_text()) for rank in range(3)]
+    given = [json.loads(untimed(f"mylog/serverlog.{rank}")) for rank in range(2)]
+    given += [json.loads(untimed(f"mylog/workerlog.{rank}")) for rank in range(3)]
     servers = given[0]["PADDLE_PSERVERS_IP_PORT_LIST"].split(",")
     assert [item["PADDLE_CURRENT_ENDPOINT"] for item in given] == servers + given[0]["PADDLE_TRAINER_ENDPOINTS"].split(
         ","
     )
     assert [f"{item['POD_IP']}:{item['PADDLE_PORT']}" for item in given[:2]] == servers
-    assert result.stdout == Path("mylog/workerlog.0").read_text()
+    assert result.stdout == untimed("mylog/workerlog.0")
 
 
 @process
@@ -370,12 +371,12 @@ def test_servers_and_trainers_on_each_of_two_hosts():
         "--node-rank",
         "{}",
     )
-    given = [json.loads(Path(f"mylog/workerlog.{rank}").read_text().splitlines()[0]) for rank in range(4)]
+    given = [json.loads(untimed(f"mylog/workerlog.{rank}").splitlines()[0]) for rank in range(4)]
     assert [item["PADDLE_TRAINER_ID"] for item in given] == ["0", "1", "2", "3"]
     assert all(len(item["PADDLE_PSERVERS_IP_PORT_LIST"].split(",")) == 2 for item in given)
-    tokens = {Path(f"mylog/workerlog.{rank}").read_text().splitlines()[1] for rank in range(4)}
+    tokens = {untimed(f"mylog/workerlog.{rank}").splitlines()[1] for rank in range(4)}
     assert tokens == {ENVIRONMENT["JFLUID_JOB_TOKEN"]}
-    assert [json.loads(Path(f"mylog/serverlog.{rank}").read_text())["PADDLE_PSERVER_ID"] for rank in range(2)] == [
+    assert [json.loads(untimed(f"mylog/serverlog.{rank}"))["PADDLE_PSERVER_ID"] for rank in range(2)] == [
         "0",
         "1",
     ]
@@ -463,7 +464,7 @@ raise RuntimeError(f"life {life}")
         "life.1.2",
         "life.s0.0",
     ]
-    assert Path("mylog/workerlog.1").read_text().count("RuntimeError: life") == 3
+    assert untimed("mylog/workerlog.1").count("RuntimeError: life") == 3
     assert len(numbers("child.*")) == 3
     wait_until(lambda: not any(map(alive, numbers("child.*"))))  # they were sent SIGKILL
 

@@ -13,7 +13,7 @@ import pytest
 import jfluid as fluid
 from jfluid import errors, processes
 from jfluid.processes import collective_watch
-from tests.launch_case import launched
+from tests.launch_case import launched, untimed
 from tests.parity.parallel import train
 from tests.ports import free_port
 
@@ -106,9 +106,7 @@ def test_the_coordinator_listens_at_its_own_address_only(tmp_path, monkeypatch):
     own = "--started_port", port, "--log_dir", "log"
     done = launched("--cpus", 2, *own, "train.py", forks=True)
     assert done.returncode == 0, done.stdout + done.stderr
-    places = [
-        line.split() for line in (tmp_path / "log" / "workerlog.0").read_text().splitlines() if line.startswith("0 ")
-    ]
+    places = [line.split() for line in untimed(tmp_path / "log" / "workerlog.0").splitlines() if line.startswith("0 ")]
     # 127.0.0.1, and the same as an address of IPv6, as the kernel writes them
     assert [
         address in ("0100007F", "0000000000000000FFFF00000100007F") for _, address, own in places if own == str(port)

@@ -48,7 +48,7 @@ class Host:
             except Exception as e:
                 raise errors.OpError(
                     f"operator {op.type} (position {position} of its block) failed: {e}"
-                    + (f"\\n  made at: {op.callsite}" if op.callsite else "")
+                    + (f"\n  made at: {op.callsite}" if op.callsite else "")
                 ) from e
 
     def _operator(self, op: Operator, definition: OpDef, env: dict[str, Any], scope: Any) -> None:

@@ -24,8 +24,10 @@ def multiclass_nms2(
     """Suppress overlapping boxes as `layers.multiclass_nms` does, and say which ones are kept.
 
     Args:
-        bboxes, scores, score_threshold, nms_top_k, keep_top_k, nms_threshold, normalized, nms_eta,
-            background_label: see `layers.multiclass_nms`.
+        bboxes, scores: the boxes and their scores, as of `layers.multiclass_nms`.
+        score_threshold, nms_top_k, keep_top_k: limits of the kept boxes, as there.
+        nms_threshold, normalized, nms_eta: the overlap of suppressed boxes, as there.
+        background_label: the class that is left out, as there.
         return_index: whether the result has the places of the boxes, too.
         name: the name of the result.
 
