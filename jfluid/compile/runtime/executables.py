@@ -47,10 +47,8 @@ Place = tuple[int, int]  # of a value: which argument, and which of its values; 
 class Entry(Protocol):
     """Storage of a function's executables beyond the memory of the process."""
 
-    def prepare(
-        self, trace: Callable[[], Any], arguments: Arguments
-    ) -> Callable[[], tuple[Any, Callable[[Any], None]]] | None:
-        """Return a function that makes an executable and a callback for the first run's results; None to keep none."""
+    def prepare(self, trace: Callable[[], Any], arguments: Arguments) -> Callable[[], Any] | None:
+        """Return a function that makes an executable and stores it; None to store none."""
 
     def load(self, arguments: Arguments) -> Any:
         """Return the stored executable, or None."""
@@ -235,11 +233,11 @@ class Executables:
         start = time.perf_counter()
         loaded, self._loaded = self._loaded, None
         if loaded is not None and loaded[0] == forms:
-            run, keep = loaded[1], _nothing
+            run = loaded[1]
         elif begun:
-            run, keep = begun.compiled()
+            run = begun.compiled()
         else:
-            run, keep = self._compilation(lambda: self.trace(*arguments), arguments)()
+            run = self._compilation(lambda: self.trace(*arguments), arguments)()
         seconds = time.perf_counter() - start
         found = Executable(run, arguments, ref(self))
         self._all[found.forms] = found
@@ -247,12 +245,11 @@ class Executables:
         KEPT.add(found)
         record.compiled(seconds, [_form(_at(arguments, place)) for place in self._differ])
         results = found.run(*arguments)
-        keep(results)
         jax_caches.look()
         return results
 
     def _compilation(self, trace: Callable[[], Any], arguments: Arguments) -> Callable[[], Any]:
-        """Return a function that compiles: it returns the executable and a callback for the first results.
+        """Return a function that compiles: it returns the executable.
 
         The function does not hold the arguments, unless `trace` does: a step may overwrite these meanwhile.
         """
@@ -260,7 +257,7 @@ class Executables:
 
         def compile() -> Any:
             with jax_caches.not_kept():
-                return kept() if kept else (library_fusions.compiled(trace()), _nothing)
+                return kept() if kept else library_fusions.compiled(trace())
 
         return compile
 
@@ -319,10 +316,6 @@ def _check_operations(jaxpr: Any) -> None:
             f"the step has {count} operations, expected at most {_MOST_OPERATIONS}: XLA would compile it for hours. "
             "Run the program in parts, each with its own fetch list, or write repeated layers as a loop"
         )
-
-
-def _nothing(results: Any) -> None:
-    """Take the first results of an executable that is not written to a file."""
 
 
 def _few_mappings_are_left() -> bool:
