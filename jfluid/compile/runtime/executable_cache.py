@@ -153,23 +153,29 @@ class Entry:
             self._beside.learn(found.noted)
         return found.run
 
+    def noted_sizes(self) -> list[Any]:
+        """Return the sizes of kept executables that `note_sizes` has noted."""
+        path = self._named("sizes")
+        body = None if path is None else kept_files.read(path)
+        return [] if body is None else list(pickle.loads(body))
+
+    def note_sizes(self, sizes: list[Any]) -> None:
+        """Note the sizes of kept executables, for later processes."""
+        path = self._named("sizes")
+        if path is not None:
+            kept_files.write(path, pickle.dumps(sizes), MOST_FILES)
+
     def _path(self, arguments: Sequence[Any]) -> Path | None:
         """Return the file for arguments, or None for arguments without a textual form."""
         leaves, structure = jax.tree.flatten(tuple(arguments))
         forms = [_form(v) for v in leaves]
+        return None if None in forms else self._named("step", structure, forms)
+
+    def _named(self, kind: str, *more: Any) -> Path | None:
+        """Return a file of the function, or None if a value without a textual form identifies the function."""
         devices = [(d.platform, d.device_kind, d.id) for d in self._devices]
-        whole = (
-            self._identity,
-            sorted(self._options.items()),
-            devices,
-            structure,
-            forms,
-            _settings(),
-        )
-        text = repr(whole)
-        if None in forms or _ADDRESS in text:
-            return None
-        return self._folder / f"step-{hashlib.sha256(text.encode()).hexdigest()}"
+        text = repr((self._identity, sorted(self._options.items()), devices, *more, _settings()))
+        return None if _ADDRESS in text else self._folder / f"{kind}-{hashlib.sha256(text.encode()).hexdigest()}"
 
 
 def entry(
