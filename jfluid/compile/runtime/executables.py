@@ -194,6 +194,11 @@ class Executables:
                     self.forget(found)  # the arguments are on a different device
         return self._run_other(arguments)
 
+    @property
+    def interprets(self) -> bool:
+        """True if steps are interpreted until they are compiled."""
+        return self._interprets is not None
+
     def trace(self, *arguments: Any) -> Any:
         """Return the function as JAX traces it. Raises UnsupportedError for more operations than XLA can compile."""
         traced = self._fresh().trace(*arguments)
