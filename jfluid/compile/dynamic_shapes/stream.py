@@ -287,6 +287,8 @@ class ShapeStream:
         if form not in traced.compiled and call.begin(given, at_once=at_once or not traced.interprets):
             traced.compiled.add(form)
             traced.note(form)
+        elif at_once:
+            traced.begun.add(form)
         return form in traced.compiled
 
     def _cover(
@@ -301,9 +303,15 @@ class ShapeStream:
         Compilations begin once they pay: of the batch's bucket, or without any compiled bucket of a bucket for all
         batches so far.
         """
+        waits = False
+        for begun in traced.begun_buckets(need):
+            if not self._is_compiled(traced, begun, *prepared(begun)):
+                waits = waits or tuple(begun.items()) in traced.begun
         found = traced.compiled_bucket(need)
         if found is not None:
             traced.note_padding(bucket, found)
+        elif waits:
+            return None
         wanted, waiting = (bucket, tuple(bucket.items())) if found else (traced.buckets.holding_all(), None)
         if not self._pays(traced, waiting):
             return found

@@ -51,6 +51,7 @@ class Traced(Sampled):
 
     Attributes:
         compiled: sizes of the buckets that have executables, or that steps wait for.
+        begun: sizes of the buckets that a thread compiles or has compiled.
         results: dimensions of each result, after the evaluation.
         witnesses: sizes and feeds of the first batch in each bucket.
     """
@@ -67,6 +68,7 @@ class Traced(Sampled):
         self.buckets = Buckets(symbols.work, symbols.unit, said)
         self.executables = LruCache[Call](_MOST_EXECUTABLES)
         self.compiled: set[Form] = set()
+        self.begun: set[Form] = set()
         self.results: list[tuple[Dim, ...]] = []
         self.waited = defaultdict[Form | None, float](float)  # seconds of padding, by bucket; of interpreted steps
         self.tracing = 0.0  # seconds
@@ -82,6 +84,11 @@ class Traced(Sampled):
     def compiled_bucket(self, need: Mapping[str, int]) -> Mapping[str, int] | None:
         """Return the bucket of least work that holds a batch and is compiled."""
         return next((b for b in self.buckets.holding(need) if tuple(b.items()) in self.compiled), None)
+
+    def begun_buckets(self, need: Mapping[str, int]) -> list[Mapping[str, int]]:
+        """Return the buckets that hold a batch and were begun to compile, or noted by an earlier process."""
+        begun = (self.begun | set(self._noted)) - self.compiled
+        return [b for b in self.buckets.holding(need) if tuple(b.items()) in begun]
 
     def pays(self, waiting: Form | None) -> bool:
         """Return True if a bucket's padding, or with None all interpreted steps, took as long as all traces.
