@@ -24,7 +24,7 @@ from jfluid.security import private_files
 _DIRECTORY = "FLAGS_compilation_cache_dir"
 _MOST_BYTES = "FLAGS_compilation_cache_max_bytes"
 _WORTH_KEEPING = 0.3  # seconds of compilation, of what is traced in each process
-_KINDS = ("step-", "after-", "shapes-", "functions-")  # how names of these files begin
+_KINDS = ("step-", "after-", "shapes-", "functions-", "sizes-")  # how names of these files begin
 _OF_JAX = ("-cache", "-atime")  # how those of JAX's files end
 
 

@@ -18,7 +18,8 @@ from jfluid.compile import trace
 from jfluid.compile.dynamic_shapes.stream import ShapeStream
 from jfluid.compile.numpy_steps.beside import device_of_interpreter
 from jfluid.compile.plan import Item
-from jfluid.compile.runtime.executable_cache import Beside, entry_of_items
+from jfluid.compile.runtime.covers import Notes
+from jfluid.compile.runtime.executable_cache import Beside, Entry, entry_of_items
 from jfluid.compile.runtime.executables import Executables
 from jfluid.compile.runtime.lru_cache import LruCache
 from jfluid.compile.runtime.options import options
@@ -99,12 +100,20 @@ class _Segment(ABC):
             found = trace.laid_out(compute, items, env, on_cpu)
             return tuple([found[name] for name in live]), ()
 
-        entry, own = None, self.outline()
-        if own is not None:
-            whole = "padded", own, self.kept, live, identity
-            entry = entry_of_items(items, whole, self._device, options(self._device), beside)
         interprets = device_of_interpreter(self._device)
-        return Executables(lambda: jitted(run, self._device), entry, interprets)
+        return Executables(lambda: jitted(run, self._device), self._entry(identity, beside), interprets)
+
+    def notes(self, identity: Sequence[Any]) -> Notes | None:
+        """See `stream.Segment.notes`."""
+        return self._entry(identity) if device_of_interpreter(self._device) else None
+
+    def _entry(self, identity: Sequence[Any], beside: Beside | None = None) -> Entry | None:
+        """Return the entry of the padded step on disk, or None for a step that is not kept."""
+        own = self.outline()
+        if own is None:
+            return None
+        whole = "padded", own, self.kept, self.live, identity
+        return entry_of_items(self.items, whole, self._device, options(self._device), beside)
 
 
 class EagerSegment(_Segment):

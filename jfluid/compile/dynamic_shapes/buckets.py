@@ -60,6 +60,17 @@ class Buckets:
             self._known.append(finer)
         return self._best(need) or best
 
+    def holding_all(self) -> Sizes:
+        """Return the bucket that holds all batches so far, which is known from now on."""
+        largest = {n: max(dict(form)[n] for form in self._came) for n, _ in next(iter(self._came))}
+        return self.know(self._rounded(largest, _COARSE))
+
+    def know(self, sizes: Sizes) -> Sizes:
+        """Add a bucket, unless it is known; return the bucket."""
+        if sizes not in self._known:
+            self._known.append(sizes)
+        return sizes
+
     def holding(self, need: Mapping[str, int]) -> list[Sizes]:
         """Return the known buckets that hold a batch, in order of work."""
         return sorted((b for b in self._known if self._fits(need, b)), key=self._work)

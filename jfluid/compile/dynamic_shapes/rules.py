@@ -5,9 +5,11 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 import numpy as np
-from jax import lax
+from jax import Array, lax
+from jax.extend.random import threefry2x32_p
 
 from jfluid.compile import update_dependencies
 from jfluid.compile.dynamic_shapes.dims import (
@@ -173,9 +175,7 @@ def _reshape(run: Interpreter, operation: Operation, values: Sequence[Padded]) -
 def _reshaped_by_index(run: Interpreter, operation: Operation, value: Padded) -> Padded:
     """Reshape an array if its padding moves to other places. Raises NoRule."""
     dims = run.results(operation)
-    flat: Any = jnp.zeros((), jnp.int64)
-    for dim in dims:  # the number of each element among data
-        flat = flat[..., None] * run.sizes.true(dim) + run.sizes.true_index(dim)
+    flat: Any = _index_among_data(run, dims)
     place, stride = jnp.zeros_like(flat), 1
     for dim in reversed(value.dims):
         size = jnp.maximum(jnp.asarray(run.sizes.true(dim), flat.dtype), 1)
@@ -531,5 +531,25 @@ def _product(run: Interpreter, operation: Operation, values: Sequence[Padded]) -
 
 @rule("random_bits")
 def _random_bits(run: Interpreter, operation: Operation, values: Sequence[Padded]) -> Any:
-    dims = run.results(operation)
-    return Padded(operation.bind(values[0].array, shape=run.sizes.shape(dims)), dims)
+    """Draw the numbers of the true sizes: Threefry of the index of each element among data."""
+    dims, width, key = run.results(operation), operation.params["bit_width"], values[0].array
+    if key.shape or str(jax.random.key_impl(key)) != "threefry2x32":
+        raise NoRule("random numbers of several keys, or not of Threefry")
+    index = _index_among_data(run, dims).astype(jnp.uint64)
+    words = jax.random.key_data(key)
+    high, low = lax.shift_right_logical(index, jnp.uint64(32)), index
+    x, y = threefry2x32_p.bind(words[0], words[1], high.astype(jnp.uint32), low.astype(jnp.uint32))
+    if width == 64:
+        bits = lax.shift_left(x.astype(jnp.uint64), jnp.uint64(32)) | y.astype(jnp.uint64)
+    else:
+        bits = (x ^ y).astype(f"uint{width}")
+    return Padded(bits, dims)
+
+
+def _index_among_data(run: Interpreter, dims: tuple[Dim, ...]) -> Array:
+    """Return int64 [padded sizes]: the row-major index of each element in the array without padding."""
+    flat: Any = jnp.zeros((), jnp.int64)
+    for dim in dims:
+        flat = flat[..., None] * run.sizes.true(dim) + run.sizes.true_index(dim)
+    found: Array = flat
+    return found

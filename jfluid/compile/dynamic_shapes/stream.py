@@ -5,13 +5,9 @@ sizes that vary, and batches are padded to buckets: one executable for each buck
 masked. A segment that cannot be padded is compiled for each shape, and warns once.
 """
 
-import functools
 import time
-import warnings
 import weakref
-from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import replace
 from typing import Any, Protocol
 
 import jax
@@ -19,65 +15,38 @@ import numpy as np
 
 from jfluid import known_sizes
 from jfluid.compile.dynamic_shapes import index_rules, loop_rules, rules, window_rules
-from jfluid.compile.dynamic_shapes.buckets import Buckets, Form
+from jfluid.compile.dynamic_shapes.buckets import Form
 from jfluid.compile.dynamic_shapes.dims import (
     Dim,
     NoRule,
     Sizes,
-    Table,
-    constant,
     first_line,
     is_constant,
 )
+from jfluid.compile.dynamic_shapes.exact_shapes import EXACT_FIRST, warn
 from jfluid.compile.dynamic_shapes.feed_symbols import (
-    SAMPLES,
-    FeedSymbols,
-    Sampled,
     Shapes,
     filled_array,
     is_large,
     padded_array,
     ranges,
-    symbols_in,
     symbols_of,
     trimmed_array,
 )
-from jfluid.compile.dynamic_shapes.interpreter import Interpreter, Padded, compare, parts_of
-from jfluid.compile.dynamic_shapes.unpadded import Unpadded
+from jfluid.compile.dynamic_shapes.interpreter import parts_of
+from jfluid.compile.dynamic_shapes.traced import Batch, Call, Record, Traced, Witness
 from jfluid.compile.numpy_steps import interpreter as numpy_steps
-from jfluid.compile.numpy_steps.interpreter import Listing
 from jfluid.compile.plan import Item
+from jfluid.compile.runtime.covers import Notes
 from jfluid.compile.runtime.executable_cache import Beside
-from jfluid.compile.runtime.lru_cache import LruCache
-from jfluid.ops.ragged import Ragged
 
 _RULES = (rules, index_rules, loop_rules, window_rules)  # their import registers the rules
-_EXACT_FIRST = 2  # shapes that are compiled without padding at first
 _MOST_OBSERVED = 64
 # How often a segment is traced for sizes that earlier traces do not hold for, and in vain.
 _MOST_TRACED, _MOST_REFUSED = 8, 2
-_MOST_EXECUTABLES = 16
-_MOST_LISTINGS = 16
+_TIMED = 3  # measured runs of a bucket, which steps wait for
 _NOT_LOWERED = "Cannot lower jaxpr"  # beginning of JAX's error for contradicting sizes
 _MOST_EXACT = 1024  # most remembered shapes without padding
-
-# `(donated, kept, key) -> (results, flags)`
-Run = Callable[[tuple[Any, ...], tuple[Any, ...], Any], Any]
-Record = Callable[[Shapes], Any]  # returns the jaxpr of a segment for shapes of its feeds
-Batch = tuple[Shapes, ...]  # of the feeds of each replica
-
-
-class Call(Protocol):
-    """A function that is compiled when it is called, or beside the steps (`executables.Executables`)."""
-
-    def __call__(self, donated: tuple[Any, ...], kept: tuple[Any, ...], key: Any, /) -> Any:
-        """Return the results and flags."""
-
-    def begin(self, arguments: Sequence[Any], at_once: bool = True) -> bool:
-        """Begin to compile beside the steps, or only ask for an executable; returns False until it exists."""
-
-    def interpret(self, listing: Listing, arguments: Sequence[Any]) -> list[jax.Array]:
-        """Return the results of a listing that stands for the function."""
 
 
 class Segment(Protocol):
@@ -99,6 +68,13 @@ class Segment(Protocol):
         shapes: Mapping[int, tuple[int, ...]],
     ) -> Any:
         """Return the jaxpr of the segment, with other shapes for some of the arguments `kept`."""
+
+    def notes(self, identity: Sequence[Any]) -> Notes | None:
+        """Return the file of the buckets that are kept; None without any, and where steps wait for their bucket.
+
+        Args:
+            identity: values that identify the padded forms of the segment.
+        """
 
     def recorded_arguments(self, donated: tuple[Any, ...], kept: tuple[Any, ...]) -> dict[str, Any] | None:
         """Return the arguments of a jaxpr of `recorded` by name; None if the jaxpr takes other layouts."""
@@ -130,120 +106,6 @@ class FeedShares(Protocol):
 
     def check_exact(self, values: Mapping[str, Any]) -> None:
         """Raise FeedError for feeds, by name, that only run padded."""
-
-
-class Traced(Sampled):
-    """Segment that is traced at samples of the varying sizes at its first evaluation.
-
-    Args:
-        low, high: sizes of each symbol between which the segment runs.
-        record: returns the jaxpr of the segment for shapes of the feeds.
-        said: sizes of symbols that the user has given.
-
-    Attributes:
-        compiled: sizes of the buckets that have executables, or that steps wait for.
-        results: dimensions of each result, after the evaluation.
-    """
-
-    def __init__(
-        self,
-        symbols: FeedSymbols,
-        low: Mapping[str, int],
-        high: Mapping[str, int],
-        record: Record,
-        said: Mapping[str, Sequence[int]],
-    ):
-        super().__init__(symbols, low, high)
-        self.buckets = Buckets(symbols.work, symbols.unit, said)
-        self.executables = LruCache[Call](_MOST_EXECUTABLES)
-        self.compiled: set[Form] = set()
-        self.results: list[tuple[Dim, ...]] = []
-        self.interpreted = defaultdict[Form, float](float)  # seconds, by the bucket that the steps wait for
-        self.tracing = 0.0  # seconds
-        self.interprets = True  # until a rule is missing
-        self._record = record
-        self._unpadded: Unpadded | None = None
-        self._listings = LruCache[Listing](_MOST_LISTINGS)
-
-    def compiled_bucket(self, need: Mapping[str, int]) -> Mapping[str, int] | None:
-        """Return the bucket of least work that holds a batch and is compiled."""
-        return next((b for b in self.buckets.holding(need) if tuple(b.items()) in self.compiled), None)
-
-    def identity(self, bucket: Mapping[str, int], batch: Mapping[str, int]) -> tuple[Any, ...]:
-        """Return the values that identify the segment at the sizes of a bucket, in all processes.
-
-        Args:
-            batch: sizes of the first batch in the bucket.
-        """
-        symbols = self.symbols
-        return symbols.names, symbols.dims, symbols.unit, self.samples, bucket, batch
-
-    def noted(self) -> Any:
-        """See `executable_cache.Beside`."""
-        return self.results
-
-    def learn(self, noted: Any) -> None:
-        """See `executable_cache.Beside`."""
-        self.results = noted
-
-    @functools.cached_property
-    def _traces(self) -> list[Any]:
-        """The jaxpr at each sample. Raises NoRule if the segment cannot be traced at other sizes."""
-        at_low = self._record(self.shapes(0))
-        at_high = self._record(self.shapes(SAMPLES - 1))
-        compare(at_low.jaxpr, at_high.jaxpr)  # most that cannot be padded show it here
-        return [at_low, self._record(self.shapes(1)), at_high]
-
-    def _with(self, batch: Mapping[str, int], shapes: Shapes) -> tuple[list[Any], Table, list[tuple[Dim, ...]]]:
-        """Return the traces at the samples and at a batch, a table of their sizes, and the dimensions of each feed."""
-        traces = [*self._traces, self._record(shapes)]
-        factors = {
-            name: replace(symbol, samples=(*symbol.samples, batch[name])) for name, symbol in self.factors.items()
-        }
-        fed = self.symbols.dims_of(factors)
-        table = Table(symbols_in(fed), SAMPLES + 1)
-        for dim in (d for dims in fed for d in dims if not is_constant(d)):
-            table.learn(dim)
-        return traces, table, fed
-
-    def listing(self, bucket: Mapping[str, int], batch: Mapping[str, int], shapes: Shapes) -> Listing:
-        """Return the segment at the true sizes of a batch, for NumPy. Raises NoRule if it cannot be interpreted."""
-        if self._unpadded is None:
-            start = time.perf_counter()
-            traces, table, _ = self._with(batch, shapes)
-            self._unpadded = Unpadded(traces, table)
-            self.tracing = time.perf_counter() - start
-        unpadded, sizes = self._unpadded, Sizes(bucket, batch)
-        return self._listings.get_or_make((*bucket.values(), *batch.values()), lambda: Listing(unpadded.at(sizes)))
-
-    def each(self, batch: Batch) -> list[dict[str, int]] | None:
-        """Return the sizes of each share of a batch; None where the traces do not hold for one."""
-        found = [own for shapes in batch if (own := self.sizes(shapes)) is not None]
-        return found if len(found) == len(batch) else None
-
-    def evaluate(
-        self,
-        bucket: Mapping[str, int],
-        true: Any,
-        arguments: Mapping[int, Any],
-        platform: str,
-        witness: tuple[Mapping[str, int], Shapes],
-    ) -> list[Any]:
-        """Trace the segment at the sizes of a bucket; return the results. Raises NoRule.
-
-        Args:
-            true: int64 [number of symbols], the true sizes of the batch.
-            arguments: arrays by number: feeds by their number among all feeds, all further arguments by negative
-                numbers.
-            witness: sizes of a batch, and shapes of its feeds. The segment is also traced for the witness, which
-                checks that the samples hold.
-        """
-        traces, table, fed = self._with(*witness)
-        values = [Padded(v, fed[i] if i >= 0 else tuple(map(constant, np.shape(v)))) for i, v in arguments.items()]
-        sizes = Sizes(bucket, {name: true[i] for i, name in enumerate(self.symbols.names)})
-        found = Interpreter(table, sizes, platform).run(traces, values)
-        self.results = [value.dims for value in found]
-        return [value.array for value in found]
 
 
 class ShapeStream:
@@ -344,7 +206,7 @@ class ShapeStream:
             return
         if len(self._observed) < _MOST_OBSERVED:
             self._observed.update(dict.fromkeys(batch))
-        if len(self._exact) < _EXACT_FIRST and _run_together(batch):
+        if len(self._exact) < EXACT_FIRST and _run_together(batch):
             return
         if self._traced_times >= _MOST_TRACED:
             return
@@ -367,6 +229,7 @@ class ShapeStream:
             except NoRule as error:
                 self._refused = error
                 continue
+            traced.use(self._own().notes(traced.form))
             sizes = traced.each(batch)
             if sizes is None:  # it came after the last one that was observed
                 continue
@@ -386,51 +249,94 @@ class ShapeStream:
     ) -> Any:
         """Run the segment at the sizes of a bucket. Raises NoRule before anything has run."""
         need = {n: max(own[n] for own in sizes) for n in sizes[0]}
-        true = [Sizes(own, {}) for own in sizes]
+        witness = sizes[0], batch[0]
         bucket: Mapping[str, int] = traced.buckets.choose(need)
-        call = self._call(traced, bucket, (sizes[0], batch[0]))
-        arguments = self._arguments(traced, bucket, sizes, shares, kept)
-        form = tuple(bucket.items())
+
+        def prepared(bucket: Mapping[str, int]) -> tuple[Call, tuple[Any, ...]]:
+            given = donated, self._arguments(traced, bucket, sizes, shares, kept), key
+            return self._call(traced, bucket, witness), given
+
+        call, given = prepared(bucket)
         try:
-            if form not in traced.compiled and not self._is_compiled(traced, form, call, (donated, arguments, key)):
-                # Random numbers are those of a bucket, which must not follow from the clock.
-                if not jax.tree.leaves(key) and (other := traced.compiled_bucket(need)) is not None:
-                    call.begin((donated, arguments, key))
-                    bucket, call = other, self._call(traced, other, (sizes[0], batch[0]))
-                    arguments = self._arguments(traced, bucket, sizes, shares, kept)
-                elif found := self._interpreted(traced, bucket, (sizes[0], batch[0]), call, donated, kept, key):
+            if not self._is_compiled(traced, bucket, call, given):
+                if (cover := self._cover(traced, bucket, need, prepared)) is not None:
+                    bucket, (call, given) = cover, prepared(cover)
+                elif found := self._interpreted(traced, witness, call, donated, kept, key):
                     return tuple(found), ()
-            results, flags = call(donated, arguments, key)
+            results, flags = self._timed(traced, bucket, call, given)
         except NoRule:
-            traced.executables.pop(form, None)
+            traced.executables.pop(tuple(bucket.items()), None)
             raise
         except ValueError as error:
             if not str(error).startswith(_NOT_LOWERED):
                 raise
-            traced.executables.pop(form, None)
+            traced.executables.pop(tuple(bucket.items()), None)
             raise NoRule("XLA does not take its operators at padded sizes") from error
-        padded = Sizes(bucket, {})
+        padded, true = Sizes(bucket, {}), [Sizes(own, {}) for own in sizes]
         found = [
             r if all(map(is_constant, dims)) else self._trimmed(r, dims, padded, true)
             for r, dims in zip(results, traced.results, strict=True)
         ]
         return tuple(found), flags
 
-    def _is_compiled(self, traced: Traced, form: Form, call: Call, arguments: Sequence[Any]) -> bool:
-        """Return True if a bucket has an executable; begin to compile once that pays."""
-        if call.begin(arguments, at_once=self._pays(traced, form)):
+    def _is_compiled(
+        self, traced: Traced, bucket: Mapping[str, int], call: Call, given: Sequence[Any], at_once: bool = False
+    ) -> bool:
+        """Return True if a bucket has an executable; with `at_once`, begin to compile it."""
+        form = tuple(bucket.items())
+        if form not in traced.compiled and call.begin(given, at_once=at_once or not traced.interprets):
             traced.compiled.add(form)
+            traced.note(form)
+        elif at_once:
+            traced.begun.add(form)
         return form in traced.compiled
 
-    def _pays(self, traced: Traced, form: Form) -> bool:
-        """Return True once interpreted steps took as long as all traces: a compilation takes that long, or longer."""
-        return not traced.interprets or 0 < traced.tracing <= traced.interpreted[form]
+    def _cover(
+        self,
+        traced: Traced,
+        bucket: Mapping[str, int],
+        need: Mapping[str, int],
+        prepared: Callable[[Mapping[str, int]], tuple[Call, tuple[Any, ...]]],
+    ) -> Mapping[str, int] | None:
+        """Return the compiled bucket in which a batch runs until its bucket is compiled, or None without any.
+
+        Compilations begin once they pay: of the batch's bucket, or without any compiled bucket of a bucket for all
+        batches so far.
+        """
+        waits = False
+        for begun in traced.begun_buckets(need):
+            if not self._is_compiled(traced, begun, *prepared(begun)):
+                waits = waits or tuple(begun.items()) in traced.begun
+        found = traced.compiled_bucket(need)
+        if found is not None:
+            traced.note_padding(bucket, found)
+        elif waits:
+            return None
+        wanted, waiting = (bucket, tuple(bucket.items())) if found else (traced.buckets.holding_all(), None)
+        if not self._pays(traced, waiting):
+            return found
+        if found is None:
+            traced.waited[None] = 0.0
+        return wanted if self._is_compiled(traced, wanted, *prepared(wanted), at_once=True) else found
+
+    def _pays(self, traced: Traced, waiting: Form | None) -> bool:
+        """See `Traced.pays`."""
+        return traced.pays(waiting)
+
+    def _timed(self, traced: Traced, bucket: Mapping[str, int], call: Call, given: tuple[Any, ...]) -> Any:
+        """Run a bucket; the first runs are measured, if steps are interpreted until a bucket is compiled."""
+        runs = traced.runs[tuple(bucket.items())]
+        if len(runs) >= _TIMED or not traced.tracing:
+            return call(*given)
+        start = time.perf_counter()
+        found = jax.block_until_ready(call(*given))
+        runs.append(time.perf_counter() - start)
+        return found
 
     def _interpreted(
         self,
         traced: Traced,
-        bucket: Mapping[str, int],
-        witness: tuple[Mapping[str, int], Shapes],
+        witness: Witness,
         call: Call,
         donated: tuple[Any, ...],
         kept: tuple[Any, ...],
@@ -442,23 +348,25 @@ class ShapeStream:
             return None
         start = time.perf_counter()
         try:
-            listing = traced.listing(bucket, *witness)
+            listing = traced.listing(*witness)
             start = time.perf_counter()
             found = call.interpret(listing, (named, key))
         except (NoRule, numpy_steps.NoRule):
             traced.interprets = False
             return None
-        traced.interpreted[tuple(bucket.items())] += time.perf_counter() - start
+        traced.waited[None] += time.perf_counter() - start
         return found
 
-    def _call(self, traced: Traced, bucket: Mapping[str, int], witness: tuple[Mapping[str, int], Shapes]) -> Call:
+    def _call(self, traced: Traced, bucket: Mapping[str, int], witness: Witness) -> Call:
         """Return the segment at the sizes of a bucket."""
+        form = tuple(bucket.items())
+        witness = traced.witnesses.setdefault(form, witness)
 
         def made() -> Call:
             evaluate = self._evaluation(traced, bucket, witness)
             return self._own().padded(evaluate, traced.identity(bucket, witness[0]), traced)
 
-        return traced.executables.get_or_make(tuple(bucket.items()), made)
+        return traced.executables.get_or_make(form, made)
 
     def _arguments(
         self,
@@ -504,7 +412,7 @@ class ShapeStream:
 
         return record
 
-    def _evaluation(self, traced: Traced, bucket: Mapping[str, int], witness: tuple[Mapping[str, int], Shapes]) -> Any:
+    def _evaluation(self, traced: Traced, bucket: Mapping[str, int], witness: Witness) -> Any:
         number = {self._own().kept[i]: at for at, i in enumerate(self._fed)}
 
         def evaluate(values: Mapping[str, Any], key: Any, true: Any) -> list[Any]:
@@ -525,9 +433,9 @@ class ShapeStream:
         self._exact[batch] = None
         if len(self._exact) > _MOST_EXACT:
             del self._exact[next(iter(self._exact))]
-        if self._refused is not None and len(self._exact) > _EXACT_FIRST and not self._warned:
+        if self._refused is not None and len(self._exact) > EXACT_FIRST and not self._warned:
             self._warned = True
-            _warn(f"{self._refused}{self._where(self._refused)}")
+            warn(f"{self._refused}{self._where(self._refused)}")
 
     def _where(self, error: NoRule) -> str:
         """Return which operator has no rule, and the user's line that made it."""
@@ -536,44 +444,6 @@ class ShapeStream:
             line = getattr(ops.get(position), "callsite", "")
             return f" (operator {kind}{f', made at {line}' if line else ''})"
         return ""
-
-
-class ExactShapes:
-    """Segment that is compiled for each shape of the feeds; it warns at the third shape.
-
-    Args:
-        exact: runs the segment.
-        fed: numbers of the arguments that are feeds, without the donated arguments.
-        because: the reason for exact shapes.
-    """
-
-    def __init__(self, exact: Run, fed: Sequence[int], because: str):
-        self._exact, self._fed, self._because = exact, fed, because
-        self._seen: set[Shapes] | None = set()  # None once there is nothing more to say
-
-    def __call__(self, donated: tuple[Any, ...], kept: tuple[Any, ...], key: Any) -> Any:
-        if self._seen is not None:
-            self._note([kept[i] for i in self._fed])
-        return self._exact(donated, kept, key)
-
-    def _note(self, feeds: Sequence[Any]) -> None:
-        # The rows of replicas with uneven shares have no levels.
-        arrays = [v.values if isinstance(v, Ragged) and not v.levels else v for v in feeds]
-        if self._seen is None or not all(isinstance(v, np.ndarray | jax.Array) for v in arrays):
-            self._seen = None  # sequences have buckets of their own
-            return
-        self._seen.add(tuple([v.shape for v in arrays]))
-        if len(self._seen) > _EXACT_FIRST:
-            self._seen = None
-            _warn(self._because)
-
-
-def _warn(because: str) -> None:
-    warnings.warn(
-        f"this program is compiled anew for each new shape of its feeds: {because}. Pad batches to few shapes",
-        RuntimeWarning,
-        stacklevel=2,
-    )
 
 
 def _run_together(batch: Batch) -> bool:

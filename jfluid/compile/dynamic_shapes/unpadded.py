@@ -11,16 +11,14 @@ from typing import Any
 
 import jax
 import numpy as np
-from jax import lax
 from jax.extend import core
 
-from jfluid.compile.dynamic_shapes.dims import Dim, NoRule, Sizes, Table, is_constant, leads, samples_of
-from jfluid.compile.dynamic_shapes.interpreter import FLOATS, SHORT, compare, rounded, shapes_at_samples
+from jfluid.compile.dynamic_shapes.dims import Dim, NoRule, Sizes, Table, is_constant, samples_of
+from jfluid.compile.dynamic_shapes.interpreter import FLOATS, SHORT, compare, rounded
 from jfluid.compile.rewrites.primitives import CALLS
 
 # Returns a value for sizes; None for a value that is the same at all samples.
 _Form = Callable[[Sizes], Any] | None
-_SLICE = lax.slice_p
 
 
 class Unpadded:
@@ -41,7 +39,7 @@ class Unpadded:
         self._at = self._closed(traces)
 
     def at(self, sizes: Sizes) -> Any:
-        """Return the closed jaxpr at the true sizes; random numbers are drawn at the sizes of the bucket."""
+        """Return the closed jaxpr at the true sizes."""
         return self._at(sizes)
 
     def _closed(self, traces: Sequence[Any]) -> Callable[[Sizes], Any]:
@@ -70,7 +68,7 @@ class Unpadded:
             env: dict[Any, Any] = {}
             given = _made([*first.constvars, *first.invars], inputs, sizes, env)
             constants = len(first.constvars)
-            eqns = [new for equation in equations for new in equation(sizes, env)]
+            eqns = [equation(sizes, env) for equation in equations]
             return first.replace(
                 constvars=given[:constants],
                 invars=given[constants:],
@@ -80,7 +78,7 @@ class Unpadded:
 
         return at
 
-    def _equation(self, equations: Sequence[Any]) -> Callable[[Sizes, dict[Any, Any]], list[Any]]:
+    def _equation(self, equations: Sequence[Any]) -> Callable[[Sizes, dict[Any, Any]], Any]:
         first = equations[0]
         reads = self._atoms([e.invars for e in equations])
         avals = self._avals([e.outvars for e in equations])
@@ -88,26 +86,12 @@ class Unpadded:
         names = first.params if called is None else [called]
         params = {name: self._form([e.params[name] for e in equations]) for name in names}
         params = {name: form for name, form in params.items() if form is not None}
-        draws = first.primitive.name == "random_bits" and avals[0] is not None
-        drawn = map(self._table.named, shapes_at_samples([e.outvars[0].aval for e in equations])) if draws else ()
-        shape = tuple(drawn)
-        if not all(map(leads, shape)):
-            raise NoRule("random numbers with padding between them")
 
-        def at(sizes: Sizes, env: dict[Any, Any]) -> list[Any]:
+        def at(sizes: Sizes, env: dict[Any, Any]) -> Any:
             invars = [read(sizes, env) for read in reads]
             outvars = _made(first.outvars, avals, sizes, env)
             own = first.params | {name: form(sizes) for name, form in params.items() if form is not None}
-            if not draws or sizes.shape(shape) == outvars[0].aval.shape:
-                return [first.replace(invars=invars, outvars=outvars, params=own)]
-            own["shape"] = sizes.shape(shape)
-            drawn = core.Var(outvars[0].aval.update(shape=own["shape"]))
-            limits = outvars[0].aval.shape
-            cut = {"start_indices": (0,) * len(limits), "limit_indices": limits, "strides": None}
-            return [
-                first.replace(invars=invars, outvars=[drawn], params=own),
-                first.replace(primitive=_SLICE, invars=[drawn], outvars=outvars, params=cut),
-            ]
+            return first.replace(invars=invars, outvars=outvars, params=own)
 
         return at
 

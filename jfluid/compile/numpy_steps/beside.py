@@ -62,20 +62,23 @@ class Beside:
         seconds: time that tracing took.
         compile: returns the executable.
         device: device of the results.
+        spent: seconds for which other forms of the function were interpreted, in place of this form.
 
     Attributes:
         done: True once the compilation has ended.
+        interpreting: seconds of interpreted calls.
+        seconds: time that the compilation took.
     """
 
-    def __init__(self, traced: Any, seconds: float, compile: Callable[[], Any], device: jax.Device):
+    def __init__(self, traced: Any, seconds: float, compile: Callable[[], Any], device: jax.Device, spent: float = 0.0):
         self._jaxpr = traced.jaxpr  # None once it is a listing, or has none
         self._listing: Listing | None = None
         self._results = jax.tree.structure(traced.out_info)
         self._compile, self._device = compile, device
         self._thread: threading.Thread | None = None
-        self.done = False
-        self._tracing, self._interpreting = seconds, 0.0  # seconds
-        self._called = False
+        self.done, self._given_up, self._makes = False, False, False
+        self._tracing, self.interpreting, self.seconds = seconds, spent, 0.0
+        self._called = spent > 0
         self._compiled: Any = None
         self._error: BaseException | None = None
 
@@ -87,7 +90,7 @@ class Beside:
             self._jaxpr = None
         if self.done or self._listing is None:
             return None
-        start, spent = time.perf_counter(), self._interpreting
+        start, spent = time.perf_counter(), self.interpreting
         until = start + max(_PAYS * max(self._tracing, _LEAST) - spent, 0.0 if self._called else _FIRST_CALL)
         self._called = True
 
@@ -103,7 +106,7 @@ class Beside:
         except NoRule:
             self._listing = None
             return None
-        self._interpreting = spent + time.perf_counter() - start
+        self.interpreting = spent + time.perf_counter() - start
         return jax.tree.unflatten(self._results, placed)
 
     def compiled(self) -> Any:
@@ -121,13 +124,20 @@ class Beside:
             self._thread.start()
         return self.done
 
+    def give_up(self) -> bool:
+        """Forgo a compilation that no thread has begun; returns False for one in progress or done."""
+        self._given_up = True
+        return not self._makes
+
     def _make(self) -> None:
         with _one_at_a_time:
-            if not threading.main_thread().is_alive():
-                return  # the process ends
+            if self._given_up or not threading.main_thread().is_alive():
+                return  # the process ends, or a wider form is compiled
+            self._makes, start = True, time.perf_counter()
             try:
                 with jax.enable_x64(True), jax.default_device(self._device), jax_caches.not_kept():
                     self._compiled = self._compile()
             except BaseException as error:  # the step raises it
                 self._error = error
+            self.seconds = time.perf_counter() - start
             self.done = True

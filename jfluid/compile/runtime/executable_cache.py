@@ -101,13 +101,11 @@ class Entry:
         """Return the entry of a different form of the same function, with the same results besides the executable."""
         return self.of(*more, beside=self._beside)
 
-    def prepare(
-        self, trace: Callable[[], Any], arguments: Sequence[Any]
-    ) -> Callable[[], tuple[Any, Callable[[Any], None]]] | None:
+    def prepare(self, trace: Callable[[], Any], arguments: Sequence[Any]) -> Callable[[], Any] | None:
         """Return a function that loads or compiles the executable for arguments, or None without a cache key.
 
-        The function returns the executable, and a function to call with the results of the first run, which writes a
-        new executable to the file. Both hold no arguments. Arguments without a textual form have no cache key.
+        The function holds no arguments, and starts a thread that writes a new executable to the file. Arguments without
+        a textual form have no cache key.
 
         Args:
             trace: returns the traced function.
@@ -119,10 +117,10 @@ class Entry:
         starts = not jax.tree.leaves(arguments[:2])
         structure = jax.tree.structure((tuple(arguments), {}))
 
-        def load_or_compile() -> tuple[Any, Callable[[Any], None]]:
+        def load_or_compile() -> Any:
             loaded = self._loaded(path, starts)
             if loaded is not None:
-                return loaded, lambda results: None
+                return loaded
             start = time.perf_counter()
             with collector.paused(settle=True):
                 traced = trace()
@@ -132,8 +130,8 @@ class Entry:
             if time.perf_counter() - start > _LONG:
                 schema.current().keep()
                 heap.give_back()
-            file = _File(path, [device.id for device in self._devices], structure, noted)
-            return compiled, lambda results: _save_after(results, file, compiled)
+            _save(_File(path, [device.id for device in self._devices], structure, noted), compiled)
+            return compiled
 
         return load_or_compile
 
@@ -155,23 +153,29 @@ class Entry:
             self._beside.learn(found.noted)
         return found.run
 
+    def noted_sizes(self) -> list[Any]:
+        """Return the sizes of kept executables that `note_sizes` has noted."""
+        path = self._named("sizes")
+        body = None if path is None else kept_files.read(path)
+        return [] if body is None else list(pickle.loads(body))
+
+    def note_sizes(self, sizes: list[Any]) -> None:
+        """Note the sizes of kept executables, for later processes."""
+        path = self._named("sizes")
+        if path is not None:
+            kept_files.write(path, pickle.dumps(sizes), MOST_FILES)
+
     def _path(self, arguments: Sequence[Any]) -> Path | None:
         """Return the file for arguments, or None for arguments without a textual form."""
         leaves, structure = jax.tree.flatten(tuple(arguments))
         forms = [_form(v) for v in leaves]
+        return None if None in forms else self._named("step", structure, forms)
+
+    def _named(self, kind: str, *more: Any) -> Path | None:
+        """Return a file of the function, or None if a value without a textual form identifies the function."""
         devices = [(d.platform, d.device_kind, d.id) for d in self._devices]
-        whole = (
-            self._identity,
-            sorted(self._options.items()),
-            devices,
-            structure,
-            forms,
-            _settings(),
-        )
-        text = repr(whole)
-        if None in forms or _ADDRESS in text:
-            return None
-        return self._folder / f"step-{hashlib.sha256(text.encode()).hexdigest()}"
+        text = repr((self._identity, sorted(self._options.items()), devices, *more, _settings()))
+        return None if _ADDRESS in text else self._folder / f"{kind}-{hashlib.sha256(text.encode()).hexdigest()}"
 
 
 def entry(
@@ -342,29 +346,25 @@ class _File(NamedTuple):
     noted: Any
 
 
-def _save_after(results: Any, file: _File, compiled: Any) -> None:
-    """Start a thread that writes an executable to a file after its run. The process ends after the thread."""
+def _save(file: _File, compiled: Any) -> None:
+    """Start a thread that writes an executable to a file, if XLA can serialize it. The process ends after the thread.
 
-    def save() -> None:
+    An executable with a sort can be serialized only before its first run.
+    """
+    try:
+        payload = serialize_executable.serialize(compiled)[0]
+    except (NotImplementedError, ValueError, jax.errors.JaxRuntimeError, pickle.PicklingError):
+        return  # it holds arrays that it was traced with
+    # Trees of numbers in place of the structures, which cannot be pickled if they have sequences.
+    structures = file.arguments, compiled.out_tree
+    trees = [jax.tree.unflatten(s, range(s.num_leaves)) for s in structures]
+
+    def write() -> None:
         try:
-            with contextlib.suppress(RuntimeError):  # the next run was donated the results, or the run failed
-                jax.block_until_ready(results)
-            _save(file, compiled)
+            with contextlib.suppress(pickle.PicklingError):
+                kept_files.write(file.path, pickle.dumps((file.devices, *trees, file.noted, payload)), MOST_FILES)
         finally:
             _WRITING.pop(file.path, None)  # a second thread may have written the file
 
-    _WRITING[file.path] = threading.Thread(target=save, name=THREAD)
+    _WRITING[file.path] = threading.Thread(target=write, name=THREAD)
     _WRITING[file.path].start()
-
-
-def _save(file: _File, compiled: Any) -> None:
-    """Write an executable to a file, with the structures of arguments and results, if XLA can serialize it."""
-    try:
-        payload = serialize_executable.serialize(compiled)[0]
-        # Trees of numbers in place of the structures, which cannot be pickled if they have sequences.
-        structures = file.arguments, compiled.out_tree
-        trees = [jax.tree.unflatten(s, range(s.num_leaves)) for s in structures]
-        body = pickle.dumps((file.devices, *trees, file.noted, payload))
-    except (NotImplementedError, ValueError, jax.errors.JaxRuntimeError, pickle.PicklingError):
-        return  # it holds arrays that it was traced with
-    kept_files.write(file.path, body, MOST_FILES)

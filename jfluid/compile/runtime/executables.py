@@ -5,6 +5,7 @@ executable, seven eighths of a small executable's memory (1.2 MB). So each execu
 jitted function that is dropped afterwards.
 """
 
+import math
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -19,8 +20,10 @@ from jfluid import errors, flags, record
 from jfluid.compile.numpy_steps.beside import Beside, interpreted
 from jfluid.compile.numpy_steps.interpreter import Listing
 from jfluid.compile.runtime import jax_caches, large_runs, library_fusions
+from jfluid.compile.runtime.covers import Covers, Notes, Sized
 from jfluid.compile.runtime.large_runs import LargeRun
 from jfluid.compile.runtime.lru_cache import LruCache
+from jfluid.compile.runtime.wider_slots import Layouts, fit, layouts_of, widened
 from jfluid.host import heap
 
 FLAG = "FLAGS_compiled_max_bytes"
@@ -31,6 +34,7 @@ _FEW = 8  # number of latest executables that always stay: a running step needs 
 _WORTH_GIVING_BACK = 32 << 20
 # XLA:CPU compiles 4,000 dependent products in 5 seconds, 8,000 in 64, and 50,000 would take hours.
 _MOST_OPERATIONS = 50_000
+_TIMED = 3  # measured runs of an executable, which steps wait for
 _MOST_BEGUN = 8  # forms of arguments that are interpreted
 _MOST_INTERPRETED = 256 << 20  # most bytes of arguments to interpret: the interpreter copies arguments
 # Code and data of an executable lie in 4 to 200 mappings of memory, and Linux gives a process 65,530. The number
@@ -44,13 +48,11 @@ Form = Any
 Place = tuple[int, int]  # of a value: which argument, and which of its values; -1 for an argument that is no sequence
 
 
-class Entry(Protocol):
+class Entry(Notes, Protocol):
     """Storage of a function's executables beyond the memory of the process."""
 
-    def prepare(
-        self, trace: Callable[[], Any], arguments: Arguments
-    ) -> Callable[[], tuple[Any, Callable[[Any], None]]] | None:
-        """Return a function that makes an executable and a callback for the first run's results; None to keep none."""
+    def prepare(self, trace: Callable[[], Any], arguments: Arguments) -> Callable[[], Any] | None:
+        """Return a function that makes an executable and stores it; None to store none."""
 
     def load(self, arguments: Arguments) -> Any:
         """Return the stored executable, or None."""
@@ -72,18 +74,30 @@ class Executable:
         run: calls the executable.
         bytes: approximate memory of the executable.
         used: True if it was called again since memory was short.
+        layouts, seconds: see `covers.Sized`.
     """
 
-    __slots__ = ("__weakref__", "bytes", "forms", "owner", "places", "run", "used")
+    __slots__ = ("__weakref__", "bytes", "forms", "layouts", "owner", "places", "run", "seconds", "timed", "used")
 
     def __init__(self, run: Any, arguments: Arguments, owner: "ref[Executables]"):
         self.owner, self.used = owner, False
         self.forms, self.places = _forms(arguments), _places(arguments)
+        self.layouts, self.seconds, self.timed = layouts_of(arguments), math.inf, 0
         stats = run.memory_analysis()
         self.run = LargeRun(run) if getattr(stats, "temp_size_in_bytes", 0) >= large_runs.LARGE else run
         described = len(getattr(stats, "serialized_buffer_assignment_proto", b""))
         code = int(getattr(stats, "generated_code_size_in_bytes", 0))
         self.bytes = _EACH + code + _FOR_PLACES * described
+
+    def run_timed(self, arguments: Arguments) -> Any:
+        """Run the executable for a batch of smaller sizes; the first runs are measured."""
+        self.used = True
+        if self.timed >= _TIMED:
+            return self.run(*arguments)
+        start = time.perf_counter()
+        results = jax.block_until_ready(self.run(*arguments))
+        self.seconds, self.timed = min(self.seconds, time.perf_counter() - start), self.timed + 1
+        return results
 
 
 class Kept:
@@ -155,6 +169,8 @@ class Executables:
     ):
         self._fresh, self._entry, self._interprets = fresh, entry, interprets
         self._begun = LruCache[Beside](_MOST_BEGUN)
+        self._covers = Covers(entry)
+        self._traced: dict[Form, Layouts] = {}  # layouts of slots by the forms of `_begun`
         self._loaded: tuple[Form, Any] | None = None  # from a file, for the next call
         self._missing = LruCache[None](_MOST_BEGUN)  # forms without a file
         self._all: dict[Form, Executable] = {}
@@ -177,6 +193,11 @@ class Executables:
                 if found.forms == _forms(arguments):
                     self.forget(found)  # the arguments are on a different device
         return self._run_other(arguments)
+
+    @property
+    def interprets(self) -> bool:
+        """True if steps are interpreted until they are compiled."""
+        return self._interprets is not None
 
     def trace(self, *arguments: Any) -> Any:
         """Return the function as JAX traces it. Raises UnsupportedError for more operations than XLA can compile."""
@@ -228,6 +249,10 @@ class Executables:
             found.used = True
             return found.run(*arguments)
         if self._interprets is not None:
+            arguments = self._covered(forms, arguments)
+            forms = _forms(arguments)
+            if (cover := self._all.get(forms)) is not None:
+                return cover.run_timed(arguments)
             results = self._interpreted(forms, arguments)
             if results is not None:
                 return results
@@ -235,24 +260,44 @@ class Executables:
         start = time.perf_counter()
         loaded, self._loaded = self._loaded, None
         if loaded is not None and loaded[0] == forms:
-            run, keep = loaded[1], _nothing
+            run = loaded[1]
         elif begun:
-            run, keep = begun.compiled()
+            run = begun.compiled()
         else:
-            run, keep = self._compilation(lambda: self.trace(*arguments), arguments)()
+            run = self._compilation(lambda: self.trace(*arguments), arguments)()
         seconds = time.perf_counter() - start
         found = Executable(run, arguments, ref(self))
+        if found.layouts is not None and loaded is None and self._interprets is not None:
+            self._covers.note(found.layouts, begun.seconds if begun else seconds)
         self._all[found.forms] = found
         self._arrange()
         KEPT.add(found)
         record.compiled(seconds, [_form(_at(arguments, place)) for place in self._differ])
         results = found.run(*arguments)
-        keep(results)
         jax_caches.look()
         return results
 
+    def _covered(self, forms: Form, arguments: Arguments) -> Arguments:
+        """Return the arguments, with slots at larger sizes that are compiled, kept in a file, or traced."""
+        own, begun = layouts_of(arguments), self._begun.get(forms)
+        if own is None or (begun is not None and begun.done):
+            return arguments
+        cover: Sized | None = self._covers.least(own, self._all.values())
+        if cover is not None and cover.layouts is not None:
+            if begun is None and self._covers.pays(own, cover):
+                begun = self._beside(forms, arguments)
+                if begun is None or begun.begin():
+                    return arguments
+            return widened(arguments, cover.layouts)
+        if self._is_loaded(forms, arguments):
+            return arguments
+        for layouts in self._covers.noted():
+            if fit(own, layouts) and self._is_loaded(_forms(wide := widened(arguments, layouts)), wide):
+                return wide
+        return widened(arguments, self._covers.traced(own, self._begun, self._traced))
+
     def _compilation(self, trace: Callable[[], Any], arguments: Arguments) -> Callable[[], Any]:
-        """Return a function that compiles: it returns the executable and a callback for the first results.
+        """Return a function that compiles: it returns the executable.
 
         The function does not hold the arguments, unless `trace` does: a step may overwrite these meanwhile.
         """
@@ -260,7 +305,7 @@ class Executables:
 
         def compile() -> Any:
             with jax_caches.not_kept():
-                return kept() if kept else (library_fusions.compiled(trace()), _nothing)
+                return kept() if kept else library_fusions.compiled(trace())
 
         return compile
 
@@ -281,8 +326,20 @@ class Executables:
         start = time.perf_counter()
         traced = self.trace(*arguments)
         seconds = time.perf_counter() - start
-        compile = self._compilation(lambda: traced, arguments)
-        return self._begun.get_or_make(forms, lambda: Beside(traced, seconds, compile, self._interprets))
+        compile, spent = self._compilation(lambda: traced, arguments), 0.0
+        layouts = layouts_of(arguments)
+        if layouts is not None:
+            spent = self._give_up(layouts)
+            self._traced[forms] = layouts
+        return self._begun.get_or_make(forms, lambda: Beside(traced, seconds, compile, self._interprets, spent))
+
+    def _give_up(self, layouts: Layouts) -> float:
+        """Give up compilations, not begun yet, for sizes that fit new ones; return the seconds of their steps."""
+        narrower = [f for f in self._begun if f in self._traced and fit(self._traced[f], layouts)]
+        given_up = [f for f in narrower if self._begun[f].give_up()]
+        spent = sum(self._begun.pop(f).interpreting for f in given_up)
+        self._traced = {f: own for f, own in self._traced.items() if f in self._begun}
+        return spent
 
     def _is_loaded(self, forms: Form, arguments: Arguments) -> bool:
         """Return True if the next call gets its executable from a file, which is looked for once."""
@@ -319,10 +376,6 @@ def _check_operations(jaxpr: Any) -> None:
             f"the step has {count} operations, expected at most {_MOST_OPERATIONS}: XLA would compile it for hours. "
             "Run the program in parts, each with its own fetch list, or write repeated layers as a loop"
         )
-
-
-def _nothing(results: Any) -> None:
-    """Take the first results of an executable that is not written to a file."""
 
 
 def _few_mappings_are_left() -> bool:

@@ -10,10 +10,12 @@ import numpy as np
 
 from jfluid import errors, flags
 from jfluid.compile import scalars
-from jfluid.compile.dynamic_shapes.stream import ExactShapes, ShapeStream
+from jfluid.compile.dynamic_shapes.exact_shapes import ExactShapes
+from jfluid.compile.dynamic_shapes.stream import ShapeStream
 from jfluid.compile.lower import Known
 from jfluid.compile.plan import Plan, with_host_loop
 from jfluid.compile.runtime import memory, slots
+from jfluid.compile.runtime.covers import Notes
 from jfluid.compile.runtime.executable_cache import Beside, Together
 from jfluid.compile.runtime.executables import Executables
 from jfluid.compile.runtime.host import Host
@@ -128,6 +130,12 @@ class CompiledSegment:
     def recorded_arguments(self, donated: tuple[Any, ...], kept: tuple[Any, ...]) -> dict[str, Any] | None:
         """See `dynamic_shapes.stream.Segment.recorded_arguments`."""
         return None if self._placement.held else self._by_name(donated, kept)
+
+    def notes(self, identity: Sequence[Any]) -> Notes | None:
+        """See `dynamic_shapes.stream.Segment.notes`."""
+        plain = self.exact.plain
+        interprets = isinstance(plain, Executables) and plain.interprets
+        return self._entry.of("padded", *identity) if self._entry and interprets else None
 
     def padded(
         self,

@@ -90,6 +90,21 @@ def test_a_second_start_traces_nothing(folder, traced):
     assert losses((2, 5, 2, 5))[0] == first[0] and len(traced) == 3
 
 
+def test_a_step_that_sorts_is_kept(folder, traced):
+    def run():
+        main, startup = fluid.Program(), fluid.Program()
+        with fluid.program_guard(main, startup), fluid.unique_name.guard():
+            x = fluid.data("x", [None, 3], "float32")
+            fetched = [*fluid.layers.argsort(x), fluid.layers.topk(x, 2)[0]]
+        with fluid.scope_guard(fluid.Scope()):
+            executor = fluid.Executor(fluid.CPUPlace())
+            return [v.tolist() for v in executor.run(main, {"x": np.array([[2, 3, 1]], "float32")}, fetched)]
+
+    first = run()
+    assert len(kept(folder)) == 1 and len(traced) == 1
+    assert run() == first and len(traced) == 1
+
+
 def test_what_is_damaged_is_compiled_anew(folder, traced):
     first = losses()
     for path in kept(folder):

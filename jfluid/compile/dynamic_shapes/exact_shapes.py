@@ -1,0 +1,53 @@
+"""Segments that are compiled for each shape of the feeds, with a warning at the third shape."""
+
+import warnings
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import numpy as np
+
+from jfluid.compile.dynamic_shapes.feed_symbols import Shapes
+from jfluid.ops.ragged import Ragged
+
+EXACT_FIRST = 2  # shapes that are compiled without padding at first
+# `(donated, kept, key) -> (results, flags)`
+Run = Callable[[tuple[Any, ...], tuple[Any, ...], Any], Any]
+
+
+class ExactShapes:
+    """Segment that is compiled for each shape of the feeds; it warns at the third shape.
+
+    Args:
+        exact: runs the segment.
+        fed: numbers of the arguments that are feeds, without the donated arguments.
+        because: the reason for exact shapes.
+    """
+
+    def __init__(self, exact: Run, fed: Sequence[int], because: str):
+        self._exact, self._fed, self._because = exact, fed, because
+        self._seen: set[Shapes] | None = set()  # None once there is nothing more to say
+
+    def __call__(self, donated: tuple[Any, ...], kept: tuple[Any, ...], key: Any) -> Any:
+        if self._seen is not None:
+            self._note([kept[i] for i in self._fed])
+        return self._exact(donated, kept, key)
+
+    def _note(self, feeds: Sequence[Any]) -> None:
+        # The rows of replicas with uneven shares have no levels.
+        arrays = [v.values if isinstance(v, Ragged) and not v.levels else v for v in feeds]
+        if self._seen is None or not all(isinstance(v, np.ndarray | jax.Array) for v in arrays):
+            self._seen = None  # sequences have buckets of their own
+            return
+        self._seen.add(tuple([v.shape for v in arrays]))
+        if len(self._seen) > EXACT_FIRST:
+            self._seen = None
+            warn(self._because)
+
+
+def warn(because: str) -> None:
+    warnings.warn(
+        f"this program is compiled anew for each new shape of its feeds: {because}. Pad batches to few shapes",
+        RuntimeWarning,
+        stacklevel=2,
+    )

@@ -1,0 +1,198 @@
+"""Segment that is traced at samples of the sizes that vary, with the buckets that it is compiled for."""
+
+import functools
+import time
+from collections import defaultdict
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any, Protocol
+
+import jax
+import numpy as np
+
+from jfluid.compile.dynamic_shapes.buckets import Buckets, Form
+from jfluid.compile.dynamic_shapes.dims import Dim, Sizes, Table, constant, is_constant
+from jfluid.compile.dynamic_shapes.feed_symbols import SAMPLES, FeedSymbols, Sampled, Shapes, symbols_in
+from jfluid.compile.dynamic_shapes.interpreter import Interpreter, Padded, compare
+from jfluid.compile.dynamic_shapes.unpadded import Unpadded
+from jfluid.compile.numpy_steps.interpreter import Listing
+from jfluid.compile.runtime.covers import Notes
+from jfluid.compile.runtime.lru_cache import LruCache
+
+# How often a segment is compiled, and how many batches are remembered as listings.
+_MOST_EXECUTABLES = 16
+_MOST_LISTINGS = 16
+
+Record = Callable[[Shapes], Any]  # returns the jaxpr of a segment for shapes of its feeds
+Batch = tuple[Shapes, ...]  # of the feeds of each replica
+Witness = tuple[Mapping[str, int], Shapes]  # sizes of a batch, and shapes of its feeds
+
+
+class Call(Protocol):
+    """A function that is compiled when it is called, or beside the steps (`executables.Executables`)."""
+
+    def __call__(self, donated: tuple[Any, ...], kept: tuple[Any, ...], key: Any, /) -> Any:
+        """Return the results and flags."""
+
+    def begin(self, arguments: Sequence[Any], at_once: bool = True) -> bool:
+        """Begin to compile beside the steps, or only ask for an executable; returns False until it exists."""
+
+    def interpret(self, listing: Listing, arguments: Sequence[Any]) -> list[jax.Array]:
+        """Return the results of a listing that stands for the function."""
+
+
+class Traced(Sampled):
+    """Segment that is traced at samples of the varying sizes at its first evaluation.
+
+    Args:
+        low, high: sizes of each symbol between which the segment runs.
+        record: returns the jaxpr of the segment for shapes of the feeds.
+        said: sizes of symbols that the user has given.
+
+    Attributes:
+        compiled: sizes of the buckets that have executables, or that steps wait for.
+        begun: sizes of the buckets that a thread compiles or has compiled.
+        results: dimensions of each result, after the evaluation.
+        witnesses: sizes and feeds of the first batch in each bucket.
+    """
+
+    def __init__(
+        self,
+        symbols: FeedSymbols,
+        low: Mapping[str, int],
+        high: Mapping[str, int],
+        record: Record,
+        said: Mapping[str, Sequence[int]],
+    ):
+        super().__init__(symbols, low, high)
+        self.buckets = Buckets(symbols.work, symbols.unit, said)
+        self.executables = LruCache[Call](_MOST_EXECUTABLES)
+        self.compiled: set[Form] = set()
+        self.begun: set[Form] = set()
+        self.results: list[tuple[Dim, ...]] = []
+        self.waited = defaultdict[Form | None, float](float)  # seconds of padding, by bucket; of interpreted steps
+        self.tracing = 0.0  # seconds
+        self.runs = defaultdict[Form, list[float]](list)  # seconds of the first padded runs, by bucket
+        self.interprets = True  # until a rule is missing
+        self.witnesses: dict[Form, Witness] = {}
+        self._notes: Notes | None = None
+        self._noted: dict[Form, Witness] = {}
+        self._record = record
+        self._unpadded: Unpadded | None = None
+        self._listings = LruCache[Listing](_MOST_LISTINGS)
+
+    def compiled_bucket(self, need: Mapping[str, int]) -> Mapping[str, int] | None:
+        """Return the bucket of least work that holds a batch and is compiled."""
+        return next((b for b in self.buckets.holding(need) if tuple(b.items()) in self.compiled), None)
+
+    def begun_buckets(self, need: Mapping[str, int]) -> list[Mapping[str, int]]:
+        """Return the buckets that hold a batch and were begun to compile, or noted by an earlier process."""
+        begun = (self.begun | set(self._noted)) - self.compiled
+        return [b for b in self.buckets.holding(need) if tuple(b.items()) in begun]
+
+    def pays(self, waiting: Form | None) -> bool:
+        """Return True if a bucket's padding, or with None all interpreted steps, took as long as all traces.
+
+        A compilation takes that long, or longer.
+        """
+        return not self.interprets or 0 < self.tracing <= self.waited[waiting]
+
+    def note_padding(self, wanted: Mapping[str, int], cover: Mapping[str, int]) -> None:
+        """Count the time of a run in a larger bucket than the wanted bucket."""
+        work, runs = self.symbols.work, self.runs[tuple(cover.items())]
+        share = 1 - work(wanted) / max(work(cover), 1)
+        self.waited[tuple(wanted.items())] += share * min(runs, default=0.0)
+
+    def identity(self, bucket: Mapping[str, int], batch: Mapping[str, int]) -> tuple[Any, ...]:
+        """Return the values that identify the segment at the sizes of a bucket, in all processes.
+
+        Args:
+            batch: sizes of the first batch in the bucket.
+        """
+        return (*self.form, bucket, batch)
+
+    @property
+    def form(self) -> tuple[Any, ...]:
+        """Values that identify the segment at the sizes of any bucket."""
+        symbols = self.symbols
+        return symbols.names, symbols.dims, symbols.unit, self.samples
+
+    def use(self, notes: Notes | None) -> None:
+        """Know the buckets that an earlier process has kept, with the witnesses that identify their executables."""
+        self._notes = notes
+        for form, witness in notes.noted_sizes() if notes else ():
+            self.buckets.know(dict(form))
+            self.witnesses[form] = self._noted[form] = witness
+
+    def note(self, form: Form) -> None:
+        """Note a bucket that is compiled, for later processes."""
+        if self._notes is not None and form not in self._noted:
+            self._noted[form] = self.witnesses[form]
+            self._notes.note_sizes(list(self._noted.items()))
+
+    def noted(self) -> Any:
+        """See `executable_cache.Beside`."""
+        return self.results
+
+    def learn(self, noted: Any) -> None:
+        """See `executable_cache.Beside`."""
+        self.results = noted
+
+    @functools.cached_property
+    def _traces(self) -> list[Any]:
+        """The jaxpr at each sample. Raises NoRule if the segment cannot be traced at other sizes."""
+        at_low = self._record(self.shapes(0))
+        at_high = self._record(self.shapes(SAMPLES - 1))
+        compare(at_low.jaxpr, at_high.jaxpr)  # most that cannot be padded show it here
+        return [at_low, self._record(self.shapes(1)), at_high]
+
+    def _with(self, batch: Mapping[str, int], shapes: Shapes) -> tuple[list[Any], Table, list[tuple[Dim, ...]]]:
+        """Return the traces at the samples and at a batch, a table of their sizes, and the dimensions of each feed."""
+        traces = [*self._traces, self._record(shapes)]
+        factors = {
+            name: replace(symbol, samples=(*symbol.samples, batch[name])) for name, symbol in self.factors.items()
+        }
+        fed = self.symbols.dims_of(factors)
+        table = Table(symbols_in(fed), SAMPLES + 1)
+        for dim in (d for dims in fed for d in dims if not is_constant(d)):
+            table.learn(dim)
+        return traces, table, fed
+
+    def listing(self, batch: Mapping[str, int], shapes: Shapes) -> Listing:
+        """Return the segment at the true sizes of a batch, for NumPy. Raises NoRule if it cannot be interpreted."""
+        if self._unpadded is None:
+            start = time.perf_counter()
+            traces, table, _ = self._with(batch, shapes)
+            self._unpadded = Unpadded(traces, table)
+            self.tracing = time.perf_counter() - start
+        unpadded, sizes = self._unpadded, Sizes(batch, batch)
+        return self._listings.get_or_make(tuple(batch.values()), lambda: Listing(unpadded.at(sizes)))
+
+    def each(self, batch: Batch) -> list[dict[str, int]] | None:
+        """Return the sizes of each share of a batch; None where the traces do not hold for one."""
+        found = [own for shapes in batch if (own := self.sizes(shapes)) is not None]
+        return found if len(found) == len(batch) else None
+
+    def evaluate(
+        self,
+        bucket: Mapping[str, int],
+        true: Any,
+        arguments: Mapping[int, Any],
+        platform: str,
+        witness: Witness,
+    ) -> list[Any]:
+        """Trace the segment at the sizes of a bucket; return the results. Raises NoRule.
+
+        Args:
+            true: int64 [number of symbols], the true sizes of the batch.
+            arguments: arrays by number: feeds by their number among all feeds, all further arguments by negative
+                numbers.
+            witness: sizes of a batch, and shapes of its feeds. The segment is also traced for the witness, which
+                checks that the samples hold.
+        """
+        traces, table, fed = self._with(*witness)
+        values = [Padded(v, fed[i] if i >= 0 else tuple(map(constant, np.shape(v)))) for i, v in arguments.items()]
+        sizes = Sizes(bucket, {name: true[i] for i, name in enumerate(self.symbols.names)})
+        found = Interpreter(table, sizes, platform).run(traces, values)
+        self.results = [value.dims for value in found]
+        return [value.array for value in found]

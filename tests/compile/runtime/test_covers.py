@@ -1,0 +1,145 @@
+"""Batches of sequences that run at larger sizes: how many compilations a stream takes, and its results."""
+
+import threading
+
+import jax
+import numpy as np
+import pytest
+from jax.experimental.compilation_cache import compilation_cache
+
+import jfluid as fluid
+from jfluid.compile.numpy_steps import beside
+from jfluid.compile.runtime import executable_cache, executables, library_fusions
+from jfluid.compile.runtime.padding import Size
+from jfluid.compile.runtime.slots import Joined, Layout
+from jfluid.compile.runtime.wider_slots import fit, layouts_of, roomy, widened
+
+LENGTHS = [np.random.RandomState(at).randint(2, 40, 4).tolist() for at in range(30)]
+
+
+@pytest.fixture
+def folder(tmp_path):
+    before, old = jax.config.jax_compilation_cache_dir, fluid.get_flags("FLAGS_compilation_cache_dir")
+    jax.config.update("jax_compilation_cache_dir", None)
+    fluid.set_flags({"FLAGS_compilation_cache_dir": str(tmp_path)})
+    yield tmp_path
+    finish()
+    fluid.set_flags(old)
+    jax.config.update("jax_compilation_cache_dir", before)
+    compilation_cache.reset_cache()
+
+
+@pytest.fixture
+def work(monkeypatch):
+    """The names of what is done for the steps: a trace, a compilation, an interpreted step."""
+    done = []
+
+    def noting(owner, name):
+        old = getattr(owner, name)
+
+        def noted(*args, **more):
+            done.append(name)
+            return old(*args, **more)
+
+        monkeypatch.setattr(owner, name, noted)
+
+    noting(executables.Executables, "trace")
+    noting(library_fusions, "compiled")
+    noting(beside.Beside, "run")
+    return done
+
+
+@pytest.fixture(autouse=True)
+def at_once(monkeypatch):
+    """Begin compilations at the first interpreted step."""
+    monkeypatch.setattr(beside, "_PAYS", 0.0)
+    monkeypatch.setattr(beside, "_FIRST_CALL", 0.0)
+
+
+def finish():
+    """Wait for compilations and for files."""
+    for name in (beside.THREAD, executable_cache.THREAD):
+        for thread in threading.enumerate():
+            if thread.name == name:
+                thread.join()
+
+
+def losses(interpreted=True, batches=LENGTHS, waits=True):
+    """The losses of a tagger for batches of sequences; with `waits`, each step finds what was begun compiled."""
+    layers = fluid.layers
+    main, startup = fluid.Program(), fluid.Program()
+    with fluid.program_guard(main, startup), fluid.unique_name.guard():
+        main.random_seed = startup.random_seed = 5
+        words, label = (fluid.data(n, [None, 1], "int64", lod_level=1) for n in ("words", "label"))
+        x = layers.dynamic_gru(layers.fc(layers.embedding(words, [50, 8]), 24), 8)
+        best, _ = layers.topk(layers.sequence_pool(x, "max"), 2)
+        cost = layers.mean(layers.cross_entropy(layers.fc(x, 5, act="softmax"), label)) + layers.mean(best)
+        fluid.optimizer.SGD(0.1).minimize(cost)
+    random, found = np.random.RandomState(0), []
+    old = fluid.get_flags("FLAGS_interpret_first_steps")
+    fluid.set_flags({"FLAGS_interpret_first_steps": interpreted})
+    with fluid.scope_guard(fluid.Scope()):
+        executor = fluid.Executor(fluid.CPUPlace())
+        executor.run(startup)
+        for lengths in batches:
+            feed = {}
+            for name, most in (("words", 50), ("label", 5)):
+                values = random.randint(0, most, (sum(lengths), 1))
+                feed[name] = fluid.create_lod_tensor(values, [lengths], fluid.CPUPlace())
+            results = executor.run(main, feed, [cost, x], return_numpy=False)
+            assert len(np.asarray(results[1])) == sum(lengths) and results[1].recursive_sequence_lengths() == [lengths]
+            found.append(float(np.ravel(results[0])[0]))
+            if waits:
+                finish()
+    fluid.set_flags(old)
+    return found
+
+
+def test_one_compilation_serves_many_lengths(work, monkeypatch):
+    expected = losses(interpreted=False)
+    work.clear()
+    np.testing.assert_allclose(losses(), expected, rtol=1e-4)
+    assert work.count("compiled") <= 5  # with the startup program
+    assert work.count("run") < len(LENGTHS) / 2  # most steps run compiled
+
+
+def test_narrow_sizes_are_compiled_once_they_pay(work, monkeypatch):
+    batches = [[30, 40, 35, 20], [3, 2, 4, 2], *[[3, 3, 4, 2]] * 4]
+    losses(batches=batches)
+    few = work.count("compiled")
+    monkeypatch.setattr(executables.Covers, "pays", lambda self, own, cover: True)
+    work.clear()
+    losses(batches=batches)
+    assert work.count("compiled") == few + 1
+
+
+def test_a_second_start_runs_at_the_sizes_on_disk(folder, work, monkeypatch):
+    expected = losses()
+    finish()
+    work.clear()
+    np.testing.assert_allclose(losses(), expected, rtol=1e-4)
+    assert "trace" not in work and "compiled" not in work and "run" not in work
+
+
+def layout(rows, longest, uniform=False):
+    return Layout(("a", "b"), (Size(rows, (2,), (longest,), uniform), Size(8, (2,), (4,))))
+
+
+def test_rows_move_to_a_wider_layout():
+    narrow, wide = layout(6, 3, True), layout(10, 5)
+    values = np.arange(14.0)[:, None]
+    value = Joined(values, np.array([[0, 3, 7]], np.int32), narrow)
+    (_, (moved,), key) = widened(((), (value,), None), (wide,))
+    assert key is None and moved.layout == wide and moved.values.shape == (18, 1)
+    assert moved.values[:6].ravel().tolist() == values[:6].ravel().tolist()
+    assert moved.values[10:].ravel().tolist() == values[6:].ravel().tolist()
+    assert moved.offsets.tolist() == [[0, 3, 6], [0, 3, 7]]
+    assert layouts_of(((), (value,), None)) == (narrow,)
+
+
+def test_layouts_fit_by_their_sizes():
+    narrow, wide = (layout(6, 3),), (layout(10, 5),)
+    assert fit(narrow, wide) and not fit(wide, narrow) and fit((layout(6, 3, True),), wide)
+    assert not fit((layout(10, 5),), (layout(10, 5, True),))
+    assert all(fit(own, roomy([narrow, wide])) for own in (narrow, wide))
+    assert roomy([narrow, (None,)]) is None

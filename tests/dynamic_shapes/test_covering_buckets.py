@@ -1,0 +1,131 @@
+"""Batches that run in a compiled bucket which holds them: compilations of a stream, and a second start."""
+
+import threading
+
+import jax
+import numpy as np
+import pytest
+from jax.experimental.compilation_cache import compilation_cache
+
+import jfluid as fluid
+from jfluid import layers
+from jfluid.compile.dynamic_shapes.buckets import Buckets
+from jfluid.compile.dynamic_shapes.stream import ShapeStream
+from jfluid.compile.numpy_steps import beside
+from jfluid.compile.runtime import executable_cache, executables, library_fusions
+
+SIZES = [(20, 17), (15, 30), *[tuple(np.random.RandomState(at).randint(3, 40, 2).tolist()) for at in range(24)]]
+
+
+def finish():
+    """Wait for compilations and for files."""
+    for name in (beside.THREAD, executable_cache.THREAD):
+        for thread in threading.enumerate():
+            if thread.name == name:
+                thread.join()
+
+
+@pytest.fixture
+def folder(tmp_path):
+    before, old = jax.config.jax_compilation_cache_dir, fluid.get_flags("FLAGS_compilation_cache_dir")
+    jax.config.update("jax_compilation_cache_dir", None)
+    fluid.set_flags({"FLAGS_compilation_cache_dir": str(tmp_path)})
+    yield tmp_path
+    finish()
+    fluid.set_flags(old)
+    jax.config.update("jax_compilation_cache_dir", before)
+    compilation_cache.reset_cache()
+
+
+@pytest.fixture
+def work(monkeypatch):
+    """The names of what is done for padded steps: a compilation, an interpreted step, a padded trace."""
+    done = []
+
+    def noting(owner, name):
+        old = getattr(owner, name)
+
+        def noted(*args, **more):
+            done.append(name)
+            return old(*args, **more)
+
+        monkeypatch.setattr(owner, name, noted)
+
+    noting(library_fusions, "compiled")
+    noting(executables.Executables, "interpret")
+    noting(ShapeStream, "_evaluation")
+    return done
+
+
+def losses(interpreted, sizes=SIZES):
+    """The losses of a model with dropout and drawn noise, for batches of sizes."""
+    main, startup = fluid.Program(), fluid.Program()
+    with fluid.program_guard(main, startup), fluid.unique_name.guard():
+        main.random_seed = startup.random_seed = 5
+        x = fluid.data("x", [None, None, 4])
+        noise = layers.gaussian_random_batch_size_like(x, [-1, 8])
+        hidden = layers.dropout(layers.fc(x, 8, num_flatten_dims=2, act="tanh"), 0.2)
+        loss = layers.mean(layers.square(layers.reduce_mean(hidden, dim=1) + noise))
+        fluid.optimizer.Adam(0.05).minimize(loss)
+    old = fluid.get_flags("FLAGS_interpret_first_steps")
+    fluid.set_flags({"FLAGS_interpret_first_steps": interpreted})
+    random, found = np.random.RandomState(0), []
+    with fluid.scope_guard(fluid.Scope()):
+        executor = fluid.Executor(fluid.CPUPlace())
+        executor.run(startup)
+        for size in sizes:
+            feed = {"x": random.rand(*size, 4).astype("float32")}
+            found.append(float(np.ravel(executor.run(main, feed, [loss])[0])[0]))
+            finish()
+    fluid.set_flags(old)
+    (step,) = [s for s in executor.engine._steps.values() if isinstance(s.segments[-1].call, ShapeStream)][-1:]
+    return found, step.segments[-1].call._traced
+
+
+def test_one_bucket_serves_a_stream(work, monkeypatch):
+    expected, _ = losses(False)
+
+    def pays(self, traced, waiting):
+        return waiting is None and work.count("interpret") % 5 == 4
+
+    monkeypatch.setattr(ShapeStream, "_pays", pays)
+    work.clear()
+    found, traced = losses(True)
+    np.testing.assert_allclose(found, expected, rtol=1e-4)
+    assert work.count("compiled") <= 5  # with the startup program
+    assert work.count("interpret") < len(SIZES) / 2
+    assert len(traced.compiled) <= 3
+    for size in SIZES[-4:]:
+        assert traced.compiled_bucket(dict(zip(traced.symbols.names, size))) is not None
+
+
+def test_a_bucket_of_its_own_pays_by_measured_padding(work, monkeypatch):
+    _, traced = losses(True, SIZES[:5])
+    traced.tracing, traced.waited = 10.0, type(traced.waited)(float)
+    names = traced.symbols.names
+    wide, narrow = dict.fromkeys(names, 40), dict.fromkeys(names, 20)
+    traced.runs[tuple(wide.items())] = [1.0, 2.0]
+    for _ in range(13):
+        assert not traced.pays(tuple(narrow.items()))
+        traced.note_padding(narrow, wide)  # 0.75 s
+    traced.note_padding(narrow, wide)
+    assert traced.pays(tuple(narrow.items())) and not traced.pays(None)
+
+
+def test_a_second_start_runs_in_the_buckets_on_disk(folder, work, monkeypatch):
+    monkeypatch.setattr(ShapeStream, "_pays", lambda self, traced, waiting: waiting is None)
+    expected, _ = losses(True)
+    work.clear()
+    found, traced = losses(True)
+    np.testing.assert_allclose(found, expected, rtol=1e-4)
+    assert "compiled" not in work and "interpret" not in work
+    assert traced.tracing == 0.0
+
+
+def test_a_bucket_for_all_batches_so_far_is_known():
+    buckets = Buckets(lambda sizes: sizes["a"] * sizes["b"], {"a": 1, "b": 1})
+    buckets.choose({"a": 10, "b": 3})
+    buckets.choose({"a": 4, "b": 20})
+    held = buckets.holding_all()
+    assert held["a"] >= 10 and held["b"] >= 20
+    assert buckets.holding_all() == held and held in buckets.holding({"a": 10, "b": 20})
