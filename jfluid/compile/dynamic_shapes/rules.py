@@ -9,7 +9,6 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from jfluid.compile import update_dependencies
 from jfluid.compile.dynamic_shapes.dims import (
     ONE,
     Dim,
@@ -36,7 +35,8 @@ from jfluid.compile.dynamic_shapes.interpreter import (
     resized,
     rule,
 )
-from jfluid.compile.rewrites.primitives import AWAITED, CALLS, ELEMENTWISE
+from jfluid.compile.rewrites.primitives import CALLS, ELEMENTWISE
+from jfluid.ops import dependency
 
 _OTHER_ELEMENTWISE = (
     "random_wrap random_unwrap random_fold_in bessel_i0e bessel_i1e digamma lgamma igamma igammac "
@@ -75,8 +75,8 @@ def _together(run: Interpreter, values: Sequence[Padded]) -> tuple[list[Any], tu
 
 @rule(*CALLS)
 def _call(run: Interpreter, operation: Operation, values: Sequence[Padded]) -> Any:
-    if operation.params.get("name") == AWAITED:
-        return Padded(update_dependencies.zero_of(values[0].array))
+    if operation.params.get("name") == dependency.AWAITED:
+        return Padded(dependency.zero_of(values[0].array))
     return run.inline(operation.each(CALLS[operation.name]), values)
 
 

@@ -12,7 +12,7 @@ from jax import Array, lax
 
 from jfluid.compile.rewrites.rewrite import Rewrite
 from jfluid.compile.rewrites.traced_value import TracedValue, channels_last
-from jfluid.ops import windows
+from jfluid.ops import dependency, windows
 
 # The gradient of a filter is a convolution that has examples for channels: XLA gathers its windows
 # fast if the number of examples is a multiple of a vector.
@@ -200,6 +200,8 @@ def filter_gradient(x: Array, grad: Array, held: bool, params: dict[str, Any]) -
     bands = _bands(grad, kernel, params)
     if bands > 1:
         x, grad, params = _in_bands(x, grad, params, bands)
+    # Else XLA would copy x in the library's layout in the forward pass, and hold the copy.
+    x = dependency.after(x, grad)
     swapped = (x.ndim - 1, 0, *axes)
     out_spec = params["dimension_numbers"].out_spec
     if held:
