@@ -140,15 +140,16 @@ def _depthwise_forward(x: Array, w: Array, at: _Windows) -> tuple[Array, tuple[A
 
 def _depthwise_backward(at: _Windows, kept: tuple[Array, Array], grad: Array) -> tuple[Array, Array]:
     x, w = kept
-    gathers, between = at.mirrored([x.shape[a] for a in at.axes], w.shape[2:])
-    spread = windows.spread(grad, at.axes, between)
-    found = zip(gathers.taps(spread, w.shape[2:]), reversed(_weights(w, x.ndim, at.axes)))
-    grad_x = functools.reduce(jnp.add, [part * weight for part, weight in found])
+    kernel = w.shape[2:]
     others = tuple(i for i in range(x.ndim) if i != (1 if at.axes[0] == 2 else x.ndim - 1))
     sums: list[Array] = []
-    for place in range(math.prod(w.shape[2:])):  # XLA copies the elements of each tap: one after the other
-        later = dependency.after(x, sums[-1] if sums else grad_x)
-        sums.append((at.taps(later, w.shape[2:])[place] * grad).sum(others))
+    for place in range(math.prod(kernel)):  # XLA copies the elements of each tap: one after the other
+        later = dependency.after(x, sums[-1] if sums else grad)
+        sums.append((at.taps(later, kernel)[place] * grad).sum(others))
+    gathers, between = at.mirrored([x.shape[a] for a in at.axes], kernel)
+    spread = windows.spread(dependency.after(grad, sums[-1]), at.axes, between)
+    found = zip(gathers.taps(spread, kernel), reversed(_weights(w, x.ndim, at.axes)))
+    grad_x = functools.reduce(jnp.add, [part * weight for part, weight in found])
     return grad_x, jnp.stack(sums, axis=-1).reshape(w.shape)
 
 
