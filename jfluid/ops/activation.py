@@ -14,8 +14,26 @@ from jfluid.ops.axes import dimension
 from jfluid.ops.elementwise import aligned, between, unary
 from jfluid.ops.registry import Int, op, table
 
+
+@jax.custom_vjp
+def _relu(x: Array) -> Array:
+    """Return the maximum of x and 0. As in Fluid the gradient reads the result: x need not be held."""
+    return jnp.maximum(x, 0)
+
+
+def _relu_forward(x: Array) -> tuple[Array, Array]:
+    out = _relu(x)
+    return out, out
+
+
+def _relu_backward(out: Array, grad: Array) -> tuple[Array]:
+    return (jnp.where(out > 0, grad, jnp.zeros((), grad.dtype)),)
+
+
+_relu.defvjp(_relu_forward, _relu_backward)
+
 _PLAIN = {
-    "relu": jax.nn.relu,
+    "relu": _relu,
     "sigmoid": jax.nn.sigmoid,
     "logsigmoid": jax.nn.log_sigmoid,
     "tanh": jnp.tanh,

@@ -14,7 +14,7 @@ import numpy as np
 from jax import Array
 
 from jfluid import errors
-from jfluid.ops import row_rules
+from jfluid.ops import dependency, row_rules
 from jfluid.ops.axes import dimension
 from jfluid.ops.ragged_dispatch import RowMask
 from jfluid.ops.registry import Long, op
@@ -147,6 +147,7 @@ def _softmax_loss_forward(
     wide = _wide(logits)
     top = wide.max(axis, keepdims=True)
     log_sum = jnp.log(jnp.exp(wide - top).sum(axis, keepdims=True))
+    top = dependency.after(top, log_sum)  # XLA need not hold differences for both sums at once
     if soft_label:
         loss = -jnp.sum(label * (_exponents(wide - top) - log_sum), axis, keepdims=True)
     else:
