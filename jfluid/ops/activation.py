@@ -17,8 +17,12 @@ from jfluid.ops.registry import Int, op, table
 
 @jax.custom_vjp
 def _relu(x: Array) -> Array:
-    """Return the maximum of x and 0. As in Fluid the gradient reads the result: x need not be held."""
-    return jnp.maximum(x, 0)
+    """Return the maximum of x and 0. As in Fluid the gradient reads the result: x need not be held.
+
+    XLA on CPUs would compute a maximum again in each loop that reads the result, and so hold x. It does not compute a
+    selection again, which reads x twice.
+    """
+    return jnp.where(x <= 0, jnp.zeros((), x.dtype), x)
 
 
 def _relu_forward(x: Array) -> tuple[Array, Array]:

@@ -149,12 +149,12 @@ def _softmax_loss_forward(
     log_sum = jnp.log(jnp.exp(wide - top).sum(axis, keepdims=True))
     top = dependency.after(top, log_sum)  # XLA need not hold differences for both sums at once
     if soft_label:
-        loss = -jnp.sum(label * (_exponents(wide - top) - log_sum), axis, keepdims=True)
+        loss = -jnp.sum(dependency.after(label, log_sum) * (_exponents(wide - top) - log_sum), axis, keepdims=True)
     else:
         picked, skip = at_label(wide, label, ignore_index, axis, 0)
         loss = jnp.where(skip, 0, log_sum - _exponents(picked - top))
     softmax = jnp.exp(_exponents(wide - top) - log_sum)
-    log_sum = log_sum + top
+    log_sum = dependency.after(log_sum + top, loss)
     return (softmax.astype(logits.dtype), loss.astype(logits.dtype)), (logits, log_sum, label)
 
 

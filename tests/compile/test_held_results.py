@@ -77,6 +77,17 @@ def test_a_layer_with_gelu_and_layer_norm_holds_three_results(monkeypatch):
     assert found < (3 * DEPTH + 5) * ROWS["x"].nbytes
 
 
+def test_a_layer_with_relu_holds_its_result(monkeypatch):
+    def build():
+        x = fluid.data("x", [None, 64])
+        for _ in range(DEPTH):
+            x = layers.fc(x, 64, act="relu")
+        return [x]
+
+    found, _ = _temporary_bytes(build, ROWS, monkeypatch)
+    assert found < (DEPTH + 4) * ROWS["x"].nbytes
+
+
 def test_recomputed_segments_hold_their_checkpoints(monkeypatch):
     def recomputed(sgd, hidden):
         optimizer = fluid.optimizer.RecomputeOptimizer(sgd)
