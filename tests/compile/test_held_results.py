@@ -88,6 +88,15 @@ def test_a_layer_with_relu_holds_its_result(monkeypatch):
     assert found < (DEPTH + 4) * ROWS["x"].nbytes
 
 
+def test_gradient_descent_holds_no_gradient_of_a_table(monkeypatch):
+    def build():
+        return [layers.embedding(fluid.data("ids", [None, 1], "int64"), [20000, 150])]
+
+    feed = {"ids": np.random.RandomState(0).randint(0, 20000, (64, 1))}
+    found, _ = _temporary_bytes(build, feed, monkeypatch)
+    assert found < 20000 * 150 * 4 // 8
+
+
 def test_recomputed_segments_hold_their_checkpoints(monkeypatch):
     def recomputed(sgd, hidden):
         optimizer = fluid.optimizer.RecomputeOptimizer(sgd)
