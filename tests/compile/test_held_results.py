@@ -5,6 +5,7 @@ import pytest
 
 import jfluid as fluid
 from jfluid import layers
+from jfluid.compile import table_gradients
 from jfluid.compile.runtime import executables
 
 DEPTH = 8
@@ -89,12 +90,14 @@ def test_a_layer_with_relu_holds_its_result(monkeypatch):
 
 
 def test_gradient_descent_holds_no_gradient_of_a_table(monkeypatch):
-    def build():
-        return [layers.embedding(fluid.data("ids", [None, 1], "int64"), [20000, 150])]
+    rows = 2 * table_gradients.LEAST // 150
 
-    feed = {"ids": np.random.RandomState(0).randint(0, 20000, (64, 1))}
+    def build():
+        return [layers.embedding(fluid.data("ids", [None, 1], "int64"), [rows, 150])]
+
+    feed = {"ids": np.random.RandomState(0).randint(0, rows, (64, 1))}
     found, _ = _temporary_bytes(build, feed, monkeypatch)
-    assert found < 20000 * 150 * 4 // 8
+    assert found < rows * 150 * 4 // 8
 
 
 def test_recomputed_segments_hold_their_checkpoints(monkeypatch):
