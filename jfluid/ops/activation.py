@@ -1,7 +1,7 @@
 """Activation functions, with Fluid's subgradients at corners."""
 
 import functools
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import jax
@@ -36,7 +36,7 @@ def _relu_backward(out: Array, grad: Array) -> tuple[Array]:
 
 _relu.defvjp(_relu_forward, _relu_backward)
 
-_PLAIN = {
+_PLAIN: dict[str, Callable[..., Any]] = {
     "relu": _relu,
     "sigmoid": jax.nn.sigmoid,
     "logsigmoid": jax.nn.log_sigmoid,
@@ -82,7 +82,7 @@ def selu(x: Array, *, scale: float = 1.0507009873554805, alpha: float = 1.673263
 @op("gelu", ins=("X",), outs=("Out",), examples=("X",))
 def gelu(x: Array, *, approximate: bool = False) -> Array:
     """Return x times the normal distribution function of x, or its approximation by tanh."""
-    return dependency.from_arguments(lambda x: jax.nn.gelu(x, approximate))(x)  # type: ignore[no-any-return]
+    return dependency.from_arguments(lambda x: jax.nn.gelu(x, approximate))(x)
 
 
 @functools.partial(jax.custom_jvp, nondiff_argnums=(1,))

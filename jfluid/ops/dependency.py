@@ -36,7 +36,7 @@ def after(x: Array, earlier: Array) -> Array:
     def waiting(x: Array, earlier: Array) -> Array:
         return x + zero_of(earlier).astype(x.dtype)
 
-    return lax.platform_dependent(x, earlier, cpu=waiting, default=lambda x, _: x)  # type: ignore[no-any-return]
+    return lax.platform_dependent(x, earlier, cpu=waiting, default=lambda x, _: x)
 
 
 def from_arguments(function: Callable[..., Any]) -> Callable[..., Any]:

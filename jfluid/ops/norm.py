@@ -340,7 +340,7 @@ def layer_norm(
         return y.astype(x.dtype), mean.reshape(-1), variance.reshape(-1)
 
     parameters = [p for p in (scale, bias) if p is not None]
-    return dependency.from_arguments(normalised)(x, *parameters)  # type: ignore[no-any-return]
+    return dependency.from_arguments(normalised)(x, *parameters)
 
 
 @op("instance_norm", ins=("X", "Scale", "Bias"), outs=("Y", "SavedMean~", "SavedVariance~"), rows="map")

@@ -21,4 +21,4 @@ def recompute_barrier(x: list[Value], after: list[Value] | None) -> list[Value]:
         """Return the leaf, which waits also on CPUs: XLA drops the barrier there before it merges equal operations."""
         return functools.reduce(dependency.after, earlier, leaf) if differentiable(leaf) else leaf
 
-    return jax.tree.map(later, found)  # type: ignore[no-any-return]
+    return jax.tree.map(later, found)
