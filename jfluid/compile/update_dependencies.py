@@ -10,11 +10,11 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jax import Array, lax
+from jax import Array
 
 from jfluid.compile.plan import Item
-from jfluid.compile.rewrites.primitives import AWAITED
 from jfluid.ir.variable import EMPTY_NAME
+from jfluid.ops import dependency
 from jfluid.ops.gradients import GRAD
 
 RATE = "LearningRate"
@@ -57,17 +57,5 @@ def after(rate: Array, values: Iterable[Any]) -> Array:
     """Return a learning rate as it is, which depends on other values."""
     for leaf in jax.tree.leaves(list(values)):
         if isinstance(leaf, jax.core.Tracer) and jnp.issubdtype(leaf.dtype, jnp.floating) and leaf.size:
-            rate = rate + zero_of(leaf).astype(rate.dtype)
+            rate = rate + dependency.zero_of(leaf).astype(rate.dtype)
     return rate
-
-
-def _zero(value: Array) -> Array:
-    """Return a zero that XLA cannot simplify: it depends on an element of the value."""
-    first = lax.slice(value, (0,) * value.ndim, (1,) * value.ndim).reshape(())
-    half = first.dtype.itemsize * 4
-    bits = lax.bitcast_convert_type(first, jnp.dtype(f"uint{2 * half}"))
-    return (bits >> half) >> half
-
-
-_zero.__name__ = AWAITED
-zero_of = jax.jit(_zero)

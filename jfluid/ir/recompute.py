@@ -1,8 +1,4 @@
-"""Recomputation: forward operators run again in the backward pass to save memory (arXiv:1604.06174).
-
-On GPUs, XLA keeps the barriers that separate the two runs. On CPUs, XLA drops them late and merges the
-runs again, so nothing is saved there (`jax.checkpoint` behaves the same).
-"""
+"""Recomputation: forward operators run again in the backward pass to save memory (arXiv:1604.06174)."""
 
 import warnings
 from collections.abc import Callable, Sequence

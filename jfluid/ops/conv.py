@@ -1,15 +1,16 @@
 """Convolutions and transposed convolutions."""
 
+import functools
 import math
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 from jax import Array, lax
 
 from jfluid import errors
-from jfluid.ops import windows
+from jfluid.ops import dependency, windows
 from jfluid.ops.registry import Ints, op
 
 # Largest window for which a depthwise convolution is written out as shifted products on CPUs.
@@ -74,8 +75,11 @@ def _convolve(
             dimension_numbers=_layout(x.ndim, data_format, "OI"),
         )
 
-    def shifted(x: jax.Array, w: jax.Array) -> Array | int:
-        return _depthwise(windows.pad(x, axes, pads, 0), w, axes, strides, out, dilations)
+    def shifted(x: jax.Array, w: jax.Array) -> jax.Array:
+        channel = 1 if axes[0] == 2 else x.ndim - 1
+        if w.shape[0] != x.shape[channel]:
+            x = jnp.repeat(x, w.shape[0] // x.shape[channel], axis=channel)
+        return _depthwise(x, w, _Windows(tuple(axes), pads, tuple(strides), tuple(out), tuple(dilations)))
 
     # XLA's grouped convolution on CPUs is ten to thirty times slower than shifted products (3x3, 64
     # channels).
@@ -84,23 +88,72 @@ def _convolve(
     return library(x, w)
 
 
-def _depthwise(
-    x: jax.Array,
-    w: jax.Array,
-    axes: Sequence[int],
-    strides: Sequence[int],
-    out: Sequence[int],
-    dilations: Sequence[int],
-) -> Array | int:
-    """Apply a depthwise convolution to a padded image: the sum of each tap times its weight."""
-    channel = 1 if axes[0] == 2 else x.ndim - 1
-    if w.shape[0] != x.shape[channel]:
-        x = jnp.repeat(x, w.shape[0] // x.shape[channel], axis=channel)
-    weights = w.reshape(w.shape[0], -1)
-    shape = [1] * x.ndim
-    shape[channel] = -1
-    parts = windows.taps(x, axes, w.shape[2:], strides, out, dilations)
-    return sum(part * weights[:, i].reshape(shape) for i, part in enumerate(parts))
+class _Windows(NamedTuple):
+    """Windows of a depthwise convolution: numbers for each of `axes`."""
+
+    axes: tuple[int, ...]
+    pads: windows.Pairs
+    strides: tuple[int, ...]
+    out: tuple[int, ...]
+    dilations: tuple[int, ...]
+
+    def taps(self, x: Array, kernel: Sequence[int]) -> list[Array]:
+        """Return, for each place in a window, the elements of a padded image that all windows have there."""
+        padded = windows.pad(x, self.axes, self.pads, 0)
+        return windows.taps(padded, self.axes, kernel, self.strides, self.out, self.dilations)
+
+    def mirrored(self, sizes: Sequence[int], kernel: Sequence[int]) -> tuple["_Windows", tuple[int, ...]]:
+        """Return the windows, one step apart, that gather an image's gradient, and the zeros between its elements.
+
+        Args:
+            sizes: sizes of the image along `axes`.
+        """
+        low = [(k - 1) * d - before for k, d, (before, _) in zip(kernel, self.dilations, self.pads)]
+        spread = [s * (n - 1) + 1 for s, n in zip(self.strides, self.out)]
+        high = [n + (k - 1) * d - p - m for n, k, d, p, m in zip(sizes, kernel, self.dilations, low, spread)]
+        ones = (1,) * len(self.axes)
+        gathers = _Windows(self.axes, tuple(zip(low, high)), ones, tuple(sizes), self.dilations)
+        return gathers, tuple(s - 1 for s in self.strides)
+
+
+def _weights(w: Array, ndim: int, axes: Sequence[int]) -> list[Array]:
+    """Return the weights of each place in a window, to multiply images with."""
+    shape = [1] * ndim
+    shape[1 if axes[0] == 2 else ndim - 1] = -1
+    flat = w.reshape(w.shape[0], -1)
+    return [flat[:, i].reshape(shape) for i in range(flat.shape[1])]
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(2,))
+def _depthwise(x: Array, w: Array, at: _Windows) -> Array:
+    """Apply a depthwise convolution to an image: the sum of each tap times its weight.
+
+    The gradient of the image is such a sum, too. JAX would hold an array as large as the image for each tap.
+    """
+    parts = zip(at.taps(x, w.shape[2:]), _weights(w, x.ndim, at.axes))
+    return functools.reduce(jnp.add, [part * weight for part, weight in parts])
+
+
+def _depthwise_forward(x: Array, w: Array, at: _Windows) -> tuple[Array, tuple[Array, Array]]:
+    return _depthwise(x, w, at), (x, w)
+
+
+def _depthwise_backward(at: _Windows, kept: tuple[Array, Array], grad: Array) -> tuple[Array, Array]:
+    x, w = kept
+    kernel = w.shape[2:]
+    others = tuple(i for i in range(x.ndim) if i != (1 if at.axes[0] == 2 else x.ndim - 1))
+    sums: list[Array] = []
+    for place in range(math.prod(kernel)):  # XLA copies the elements of each tap: one after the other
+        later = dependency.after(x, sums[-1] if sums else grad)
+        sums.append((at.taps(later, kernel)[place] * grad).sum(others))
+    gathers, between = at.mirrored([x.shape[a] for a in at.axes], kernel)
+    spread = windows.spread(dependency.after(grad, sums[-1]), at.axes, between)
+    found = zip(gathers.taps(spread, kernel), reversed(_weights(w, x.ndim, at.axes)))
+    grad_x = functools.reduce(jnp.add, [part * weight for part, weight in found])
+    return grad_x, jnp.stack(sums, axis=-1).reshape(w.shape)
+
+
+_depthwise.defvjp(_depthwise_forward, _depthwise_backward)
 
 
 def _add(y: jax.Array, bias: jax.Array | None, residual: jax.Array | None, data_format: str) -> jax.Array:

@@ -14,7 +14,7 @@ import numpy as np
 from jax import Array
 
 from jfluid import errors
-from jfluid.ops import row_rules
+from jfluid.ops import dependency, row_rules
 from jfluid.ops.axes import dimension
 from jfluid.ops.ragged_dispatch import RowMask
 from jfluid.ops.registry import Long, op
@@ -147,13 +147,14 @@ def _softmax_loss_forward(
     wide = _wide(logits)
     top = wide.max(axis, keepdims=True)
     log_sum = jnp.log(jnp.exp(wide - top).sum(axis, keepdims=True))
+    top = dependency.after(top, log_sum)  # XLA need not hold differences for both sums at once
     if soft_label:
-        loss = -jnp.sum(label * (_exponents(wide - top) - log_sum), axis, keepdims=True)
+        loss = -jnp.sum(dependency.after(label, log_sum) * (_exponents(wide - top) - log_sum), axis, keepdims=True)
     else:
         picked, skip = at_label(wide, label, ignore_index, axis, 0)
         loss = jnp.where(skip, 0, log_sum - _exponents(picked - top))
     softmax = jnp.exp(_exponents(wide - top) - log_sum)
-    log_sum = log_sum + top
+    log_sum = dependency.after(log_sum + top, loss)
     return (softmax.astype(logits.dtype), loss.astype(logits.dtype)), (logits, log_sum, label)
 
 

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 from jax import Array, lax
 
 from jfluid import errors
-from jfluid.ops import collective, row_rules, unrolled, windows
+from jfluid.ops import collective, dependency, row_rules, unrolled, windows
 from jfluid.ops.ragged_dispatch import RowMask
 from jfluid.ops.registry import Int, op
 
@@ -97,9 +97,9 @@ def _batch_norm_backward(
     x, scale, mean, inverse = kept
     along = functools.partial(_spread, x=x, axis=axis)
     grad = grads[0].astype(scale.dtype)
-    centred = x.astype(scale.dtype) - along(mean)
     count = x.size // x.shape[axis] // groups
     grad_bias = _by_channel(jnp.sum, grad, axis, groups)
+    centred = x.astype(scale.dtype) - along(dependency.after(mean, grad_bias))
     grad_scale = _by_channel(jnp.sum, grad * centred, axis, groups) * inverse
     slope = scale * inverse
     grad_x = (
@@ -330,10 +330,17 @@ def layer_norm(
         )
     inner = x.shape[begin_norm_axis:]
     _check_parameters("layer_norm", math.prod(inner), Scale=scale, Bias=bias)
-    y, mean, variance = _moments(x.astype(_working(x.dtype)), tuple(range(begin_norm_axis, x.ndim)), epsilon)
-    y = y if scale is None else y * scale.reshape(inner)
-    y = y if bias is None else y + bias.reshape(inner)
-    return y.astype(x.dtype), mean.reshape(-1), variance.reshape(-1)
+    axes = tuple(range(begin_norm_axis, x.ndim))
+
+    def normalised(x: Array, *parameters: Array) -> tuple[Array, Array, Array]:
+        y, mean, variance = _moments(x.astype(_working(x.dtype)), axes, epsilon)
+        given = iter(parameters)
+        y = y if scale is None else y * next(given).reshape(inner)
+        y = y if bias is None else y + next(given).reshape(inner)
+        return y.astype(x.dtype), mean.reshape(-1), variance.reshape(-1)
+
+    parameters = [p for p in (scale, bias) if p is not None]
+    return dependency.from_arguments(normalised)(x, *parameters)
 
 
 @op("instance_norm", ins=("X", "Scale", "Bias"), outs=("Y", "SavedMean~", "SavedVariance~"), rows="map")

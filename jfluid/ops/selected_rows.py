@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jfluid import errors
-from jfluid.ops import static_values, table_rows
+from jfluid.ops import dependency, static_values, table_rows
 from jfluid.ops.ragged import Ragged
 
 
@@ -59,7 +59,7 @@ class SelectedRows:
 
     def dense(self) -> Any:
         """Return the whole table [height, ...]."""
-        return self.added_to(jnp.zeros(self.shape, self.values.dtype))
+        return self.added_to(dependency.after(jnp.zeros(self.shape, self.values.dtype), self.values))
 
     def map(self, function: Callable[[Any], Any]) -> "SelectedRows":
         """Apply `function` to the values.

@@ -95,6 +95,14 @@ def pad(x: jax.Array, axes: Sequence[int], pads: Pairs, value: float) -> jax.Arr
     return lax.pad(x, jnp.asarray(value, x.dtype), config) if any(c != (0, 0, 0) for c in config) else x
 
 
+def spread(x: jax.Array, axes: Sequence[int], between: Sequence[int]) -> jax.Array:
+    """Put zeros between the elements of `x`: `between` numbers along each of `axes`."""
+    config = [(0, 0, 0)] * x.ndim
+    for axis, count in zip(axes, between):
+        config[axis] = (0, 0, count)
+    return lax.pad(x, jnp.zeros((), x.dtype), config) if any(between) else x
+
+
 def taps(
     x: jax.Array,
     axes: Sequence[int],

@@ -58,15 +58,19 @@ def _sequences(tensor: LoDTensor, begin: int, end: int) -> LoDTensor:
     return LoDTensor(tensor.value[begin:end], lod)
 
 
-def the_same(name: str, parts: np.ndarray) -> np.ndarray:
+def the_same(name: str, parts: np.ndarray, joins: bool) -> np.ndarray:
     """Return the value of `name` that shapes depend on, from the values of all replicas.
 
     Raises UnsupportedError if the values differ.
+
+    Args:
+        joins: True if replicas of this kind run as one program with FLAGS_cpu_replicas_joined, which takes the values.
     """
     if any(not np.array_equal(part, parts[0]) for part in parts):
+        remedy = "set FLAGS_cpu_replicas_joined to 1, or " if joins else ""
         raise errors.UnsupportedError(
             f"{name}: shapes depend on its value, which differs by replica "
-            f"({parts.tolist()}), but all replicas run one program: feed "
+            f"({parts.tolist()}), but replicas on separate devices have equal shapes: {remedy}feed "
             "each replica the same (a list of feeds, one for each), or run on one device"
         )
     return np.asarray(parts[0])

@@ -11,7 +11,7 @@ import numpy as np
 from jax import lax
 from jax.sharding import NamedSharding, PartitionSpec
 
-from jfluid import errors, processes
+from jfluid import errors, flags, processes
 from jfluid.compile import trace
 from jfluid.compile.lower import NOTHING, Known
 from jfluid.compile.plan import Plan
@@ -170,7 +170,8 @@ class Replicas(Placement):
             return np.asarray(whole(value))
         mine = np.stack([np.asarray(part) for part in _divided(value, self.hosts)])
         everywhere = processes.all_gather(mine) if self.sharding.spans_processes else mine[None]
-        return replica_feeds.the_same(name, everywhere.reshape(-1, *mine.shape[1:]))
+        joins = not (self.on_gpus or self.sharding.spans_processes or flags.get("FLAGS_cpu_replicas_joined"))
+        return replica_feeds.the_same(name, everywhere.reshape(-1, *mine.shape[1:]), joins)
 
     def lowered(self) -> Any:
         """Return the first segment as passed to XLA, for the shapes of the first run."""

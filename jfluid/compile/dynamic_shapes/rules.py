@@ -11,7 +11,6 @@ import numpy as np
 from jax import Array, lax
 from jax.extend.random import threefry2x32_p
 
-from jfluid.compile import update_dependencies
 from jfluid.compile.dynamic_shapes.dims import (
     ONE,
     Dim,
@@ -38,7 +37,8 @@ from jfluid.compile.dynamic_shapes.interpreter import (
     resized,
     rule,
 )
-from jfluid.compile.rewrites.primitives import AWAITED, CALLS, ELEMENTWISE
+from jfluid.compile.rewrites.primitives import CALLS, ELEMENTWISE
+from jfluid.ops import dependency
 
 _OTHER_ELEMENTWISE = (
     "random_wrap random_unwrap random_fold_in bessel_i0e bessel_i1e digamma lgamma igamma igammac "
@@ -77,8 +77,8 @@ def _together(run: Interpreter, values: Sequence[Padded]) -> tuple[list[Any], tu
 
 @rule(*CALLS)
 def _call(run: Interpreter, operation: Operation, values: Sequence[Padded]) -> Any:
-    if operation.params.get("name") == AWAITED:
-        return Padded(update_dependencies.zero_of(values[0].array))
+    if operation.params.get("name") == dependency.AWAITED:
+        return Padded(dependency.zero_of(values[0].array))
     return run.inline(operation.each(CALLS[operation.name]), values)
 
 

@@ -16,7 +16,7 @@ _FEW_TAPS = 32  # most elements of a depthwise window that a loop computes
 def _reduction(name: str, reduce: Callable[..., Any]) -> None:
     def run(params: Params, x: Any) -> Any:
         axes = tuple(params["axes"])
-        return reduce(x, axis=axes, dtype=x.dtype) if reduce in (np.sum, np.prod) else reduce(x, axes)
+        return reduce(x, axes)
 
     RULES[name] = run
 
@@ -42,8 +42,15 @@ def highest(dtype: Any) -> Any:
     return np.iinfo(dtype).max if np.issubdtype(dtype, np.integer) else dtype.type(np.inf)
 
 
-_reduction("reduce_sum", np.sum)
-_reduction("reduce_prod", np.prod)
+def _sum(x: Any, axes: tuple[int, ...]) -> Any:
+    """Return a sum over axes. NumPy adds pairwise along the last axis only, and else loses digits of float32."""
+    if x.dtype == np.float32 and x.ndim - 1 not in axes:
+        return np.sum(x, axes, dtype=np.float64).astype(np.float32)
+    return np.sum(x, axes, dtype=x.dtype)
+
+
+_reduction("reduce_sum", _sum)
+_reduction("reduce_prod", lambda x, axes: np.prod(x, axes, dtype=x.dtype))
 _reduction("reduce_and", lambda x, axes: np.bitwise_and.reduce(x, axis=axes))
 _reduction("reduce_or", lambda x, axes: np.bitwise_or.reduce(x, axis=axes))
 _reduction("reduce_xor", lambda x, axes: np.bitwise_xor.reduce(x, axis=axes))

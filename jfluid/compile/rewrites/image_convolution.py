@@ -12,7 +12,7 @@ from jax import Array, lax
 
 from jfluid.compile.rewrites.rewrite import Rewrite
 from jfluid.compile.rewrites.traced_value import TracedValue, channels_last
-from jfluid.ops import windows
+from jfluid.ops import dependency, windows
 
 # The gradient of a filter is a convolution that has examples for channels: XLA gathers its windows
 # fast if the number of examples is a multiple of a vector.
@@ -197,6 +197,7 @@ def filter_gradient(x: Array, grad: Array, held: bool, params: dict[str, Any]) -
     if direct is not None:
         order = HELD[x.ndim]
         return direct if held else lax.transpose(direct, sorted(range(x.ndim), key=order.__getitem__))
+    x = dependency.after(x, grad)  # else XLA would copy x in the forward pass, and hold the copy
     bands = _bands(grad, kernel, params)
     if bands > 1:
         x, grad, params = _in_bands(x, grad, params, bands)
@@ -211,6 +212,7 @@ def _product_of_windows(x: Array, grad: Array, kernel: Sequence[int], held: bool
     """Return a filter's gradient as the product of copies of all windows and `grad`."""
     filters, channels, out = grad.shape[-1], x.shape[-1], grad.shape[1:-1]
     positions = tuple(range(grad.ndim - 1))
+    x = dependency.after(x, grad)  # else XLA would copy all windows in the forward pass, and hold the copies
     given = not held
     first = 1 if given else 2  # of the dimensions that windows move over
     x = x if given else jnp.moveaxis(x, -1, 0)

@@ -8,7 +8,6 @@ ELEMENTWISE = frozenset(
     "sign "
     "sin sinh sqrt square stop_gradient sub tan tanh xor".split()
 )
-AWAITED = "awaited"  # name of the jitted function that makes an update wait for a value
 # Primitives that call a jaxpr, and the parameter that holds it.
 CALLS = {
     "jit": "jaxpr",

@@ -304,6 +304,7 @@ class Executables:
         kept = self._entry.prepare(trace, arguments) if self._entry else None
 
         def compile() -> Any:
+            LargeRun.give_back()
             with jax_caches.not_kept():
                 return kept() if kept else library_fusions.compiled(trace())
 

@@ -20,6 +20,15 @@ _YIELDS = 4  # a thread of XLA frees the memory shortly after the results are th
 class LargeRun:
     """Executable that is called once the run that made its arguments has ended and freed its memory."""
 
+    _has_left_memory = False  # a run has freed a large block, and the heap holds the block
+
+    @classmethod
+    def give_back(cls) -> None:
+        """Return what large runs have left free to the system: a compilation would divide the block."""
+        if cls._has_left_memory:
+            heap.give_back()
+            cls._has_left_memory = False
+
     def __init__(self, run: Callable[..., Any]):
         self._run, self._is_first = run, True
 
@@ -34,4 +43,5 @@ class LargeRun:
             heap.give_back()  # blocks of other executables may be too small
             heap.set_apart()
             self._is_first = False
+        LargeRun._has_left_memory = True
         return self._run(*arguments)

@@ -143,7 +143,25 @@ def test_replicas_that_are_fed_alike(monkeypatch):
     (found,) = exe.run(program, feed=[part, part | {"a": number(2)}], fetch_list=[y], return_merged=False)
     assert [f.shape for f in found] == [(2, 1), (2, 2)]
     with pytest.raises(errors.UnsupportedError, match=r"a: .*differs by replica \(\[\[1\], \[2\]\]\)"):
-        replica_feeds.the_same("a", np.array([[1], [2]]))  # replicas on devices of their own
+        replica_feeds.the_same("a", np.array([[1], [2]]), joins=False)  # replicas on GPUs
+
+
+def test_replicas_on_separate_devices_with_different_longest_sequences(monkeypatch):
+    monkeypatch.setenv("CPU_NUM", "2")
+    ids = fluid.data("ids", [None, 1], "int64", lod_level=1)
+    rows = layers.sequence_pad(layers.embedding(ids, [9, 4]), layers.assign(np.float32([0])))[0]
+    loss = layers.mean(rows)
+    fluid.optimizer.SGD(0.1).minimize(loss)
+    exe = fluid.Executor(fluid.CPUPlace())
+    exe.run(fluid.default_startup_program())
+    program = fluid.CompiledProgram(fluid.default_main_program()).with_data_parallel(loss.name)
+    feed = {"ids": fluid.create_lod_tensor(np.ones((7, 1), "int64"), [[2, 5]], fluid.CPUPlace())}
+    fluid.set_flags({"FLAGS_cpu_replicas_joined": False})
+    try:
+        with pytest.raises(errors.UnsupportedError, match="set FLAGS_cpu_replicas_joined to 1, or feed"):
+            exe.run(program, feed=feed, fetch_list=[loss])
+    finally:
+        fluid.set_flags({"FLAGS_cpu_replicas_joined": True})
 
 
 def test_a_slice_that_grows_in_a_loop():
