@@ -26,6 +26,7 @@ from jfluid.ops.refusals import WIDTH, Rule
 
 # A floating output: its operator, its name, whether all of it is finite.
 Watched = tuple[Any, str, Any]
+_NO_MESH = jax.sharding.AbstractMesh((), ())
 
 
 def random_key(data: Any) -> Any:
@@ -110,7 +111,8 @@ def jaxpr_of(function: Callable[..., Any], *arguments: Any, replicas: int | None
     """
     axes = None if replicas is None else [(AXIS, replicas)]
     try:
-        return jax.make_jaxpr(function, axis_env=axes)(*arguments)
+        with jax.sharding.use_abstract_mesh(_NO_MESH):  # the caller may trace the part of one device
+            return jax.make_jaxpr(function, axis_env=axes)(*arguments)
     except NoRule:
         raise
     except Exception as error:

@@ -125,6 +125,9 @@ class FeedShares(Protocol):
     def shares(self, name: str, value: Any) -> Sequence[Any] | None:
         """Return the array that each replica has of a feed; None for a feed that is no dense array."""
 
+    def divided(self, result: Any) -> Sequence[Any]:
+        """Return the result of each replica."""
+
     def together(self, parts: Sequence[np.ndarray]) -> Any:
         """Return the joined result from the result of each replica."""
 
@@ -412,7 +415,7 @@ class ShapeStream:
         padded = Sizes(bucket, {})
         found = [
             r if all(map(is_constant, dims)) else self._trimmed(r, dims, padded, true)
-            for r, dims in zip(results, traced.results, strict=True)
+            for r, dims in zip(results, traced.results)  # the results of the segment come first
         ]
         return tuple(found), flags
 
@@ -483,7 +486,7 @@ class ShapeStream:
         """Return a result without its padding."""
         if self._replicas is None:
             return trimmed_array(result, dims, padded, true[0])
-        each = zip(np.asarray(result), true, strict=True)
+        each = zip(self._replicas.divided(result), true, strict=True)
         return self._replicas.together([trimmed_array(r, dims, padded, t) for r, t in each])
 
     def _record(

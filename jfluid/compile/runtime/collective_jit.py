@@ -22,12 +22,18 @@ from jfluid.ops.collective import AXIS
 from jfluid.processes import collective_watch
 
 
+def mesh_with(device: jax.Device) -> Mesh:
+    """Return the mesh of one device of each process. All processes must call the function."""
+    return Mesh(np.array(processes.all_devices([device])), (AXIS,))
+
+
 class CollectiveJit:
     """`jax.jit(function)` with collectives across all processes. Each process calls it with local arrays.
 
     Args:
         function: `(donated, kept, key)` -> a tree of arrays.
         device: the device of this process.
+        mesh: the result of `mesh_with(device)`.
         kind: the kind of the calls, for `collective_watch`.
     """
 
@@ -35,11 +41,11 @@ class CollectiveJit:
         self,
         function: Callable[[tuple[Any, ...], tuple[Any, ...], Any], Any],
         device: jax.Device,
+        mesh: Mesh,
         kind: str = collective_watch.STEP,
     ):
-        self._function, self._kind = function, kind
+        self._function, self._kind, self._mesh = function, kind, mesh
         self._home = jax.sharding.SingleDeviceSharding(device)
-        self._mesh = Mesh(np.array(processes.all_devices([device])), (AXIS,))
         self._divided = NamedSharding(self._mesh, PartitionSpec(AXIS))
         self._programs: dict[Any, Callable[..., Any]] = {}
         # the last call's results: (this process's array, the array of all)
@@ -55,6 +61,10 @@ class CollectiveJit:
             found = self._programs[scalars](lifted)
             watched.result = next(iter(jax.tree.leaves(found)), None)
         return found
+
+    def begin(self, arguments: Sequence[Any], at_once: bool = True) -> bool:
+        """Return True: a step waits for its compilation, as the steps of all processes do."""
+        return True
 
     def _lifted(self, own: Any) -> jax.Array:
         """Return the global array that has the local array as its part."""

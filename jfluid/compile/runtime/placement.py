@@ -1,5 +1,6 @@
 """Placements of steps: one device, one device of each process, or (in `parallel`) replicas on several devices."""
 
+import functools
 import math
 import warnings
 from abc import ABC, abstractmethod
@@ -52,9 +53,14 @@ class Padder(Protocol):
     ) -> Any:
         """Return the jaxpr of segment `at`, as one replica runs it, with arguments sorted by name, then the key.
 
+        Its results have the names of `recorded_names`.
+
         Args:
             shapes: shapes by name that replace the shapes of arguments.
         """
+
+    def recorded_names(self, at: int, gives: Sequence[str]) -> list[str]:
+        """Return the names of the results of `recorded`."""
 
     def lower_computed(self, at: int, env: Env, compute: Computed, key: Any, true: Any) -> None:
         """Add the results of `compute`, which stands for segment `at`, to the values by name.
@@ -138,6 +144,42 @@ class Placement(ABC):
 
     def padder(self) -> Padder | None:
         """Return the placement as a `Padder`; None if batches keep exact shapes."""
+        return None
+
+    def recorded_names(self, at: int, gives: Sequence[str]) -> list[str]:
+        """Return the names of the results of `recorded`: `gives`, then results that `lower_computed` alone reads."""
+        return list(gives)
+
+    def recorded(
+        self,
+        at: int,
+        values: Env,
+        shapes: Mapping[str, tuple[int, ...]],
+        key: Any,
+        gives: Sequence[str],
+    ) -> Any:
+        """See `Padder.recorded`."""
+
+        def shape(name: str, value: Any) -> jax.ShapeDtypeStruct:
+            own = shapes.get(name, np.shape(value))
+            if name in self.held:
+                own = permuted(own, inverse(self.held[name]))
+            return jax.ShapeDtypeStruct(own, value.dtype)
+
+        def run(env: Env, key: Any) -> list[Any]:
+            found = self._run_recorded(at, dict(env), trace.random_key(key))
+            return [trace.dense(name, found.get(name)) for name in self.recorded_names(at, gives)]
+
+        given = {name: shape(name, value) for name, value in values.items()}
+        with self.context(), collector.paused():
+            return trace.jaxpr_of(run, given, key, replicas=self._replicas_of(at))
+
+    def _run_recorded(self, at: int, env: Env, key: Any) -> Env:
+        """Trace the operators of segment `at` for `recorded`; return the values with their outputs."""
+        return trace.recorded(self.plan.segments[at].ops, env, key)
+
+    def _replicas_of(self, at: int) -> int | None:
+        """Return the number of replicas that run segment `at` together, or None without replicas."""
         return None
 
     def feed_shares(self) -> FeedShares | None:
@@ -299,36 +341,6 @@ class OneDevice(Placement):
         env.update(trace.lower_first(first, env, trace.random_key(key), known))
         return env
 
-    def recorded(
-        self,
-        at: int,
-        values: Env,
-        shapes: Mapping[str, tuple[int, ...]],
-        key: Any,
-        gives: Sequence[str],
-    ) -> Any:
-        def shape(name: str, value: Any) -> jax.ShapeDtypeStruct:
-            own = shapes.get(name, np.shape(value))
-            if name in self.held:
-                own = permuted(own, inverse(self.held[name]))
-            return jax.ShapeDtypeStruct(own, value.dtype)
-
-        def run(env: Env, key: Any) -> list[Any]:
-            found = self._run_recorded(at, dict(env), trace.random_key(key))
-            return [trace.dense(name, found.get(name)) for name in gives]
-
-        given = {name: shape(name, value) for name, value in values.items()}
-        with self.context(), collector.paused():
-            return trace.jaxpr_of(run, given, key, replicas=self._replicas_of(at))
-
-    def _run_recorded(self, at: int, env: Env, key: Any) -> Env:
-        """Trace the operators of segment `at` for `recorded`; return the values with their outputs."""
-        return trace.recorded(self.plan.segments[at].ops, env, key)
-
-    def _replicas_of(self, at: int) -> int | None:
-        """Return the number of replicas that run segment `at` together, or None without replicas."""
-        return None
-
     def lower_computed(self, at: int, env: Env, compute: Computed, key: Any, true: Any) -> None:
         segment = self.plan.segments[at]
         trace.laid_out(lambda values: compute(values, key, true), segment.ops, env, not self.on_gpus, self.held)
@@ -391,11 +403,10 @@ class OneDevice(Placement):
 class Processes(OneDevice):
     """Placement on a device of each process.
 
-    Segments with operators that compute with the values of all processes are one program of all processes.
+    Segments with operators that compute with the values of all processes are one program of all processes. Each process
+    pads its own batch: processes exchange gradients, whose shapes do not follow from the batch.
     """
 
-    pads = False
-    exact_because = "processes of a collective job keep exact shapes"
     _joins_slots = False  # the sizes of slots differ by process
 
     def lower(
@@ -417,6 +428,16 @@ class Processes(OneDevice):
             return trace.lower(items, env, own, watch, known, on_gpus=self.on_gpus, wanted=gives)
         env.update(trace.lower_first(first, env, own, known))
         return env
+
+    def _run_recorded(self, at: int, env: Env, key: Any) -> Env:
+        segment = self.plan.segments[at]
+        if not segment.collective:
+            return super()._run_recorded(at, env, key)
+        own = None if key is None else jax.random.fold_in(key, jax.lax.axis_index(AXIS))
+        return trace.recorded(collective_jit.fused(segment.ops), env, own)
+
+    def _replicas_of(self, at: int) -> int | None:
+        return processes.count() if self.plan.segments[at].collective else None
 
     def everywhere(self, at: int, value: Any) -> np.ndarray:
         if not self.plan.segments[at].collective:
@@ -441,7 +462,12 @@ class Processes(OneDevice):
             return super().compiled(at, function)
         trains = any(op.attrs.get("op_role", 0) & OpRole.Optimize for _, op, _ in segment.ops)
         kind = collective_watch.STEP if trains else collective_watch.RUN
-        return collective_jit.CollectiveJit(function, self.device, kind)
+        return collective_jit.CollectiveJit(function, self.device, self._mesh, kind)
+
+    @functools.cached_property
+    def _mesh(self) -> jax.sharding.Mesh:
+        """Mesh of all processes, which meet once: a process compiles for more shapes than another process."""
+        return collective_jit.mesh_with(self.device)
 
     def executables(self, at: int, fresh: Callable[[], Function], entry: Entry | None = None) -> Function:
         if self.plan.segments[at].collective:

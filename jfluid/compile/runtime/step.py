@@ -10,12 +10,11 @@ import numpy as np
 
 from jfluid import errors, flags
 from jfluid.compile import scalars
-from jfluid.compile.dynamic_shapes.stream import ExactShapes, ShapeStream
+from jfluid.compile.dynamic_shapes.stream import Call, ExactShapes, ShapeStream
 from jfluid.compile.lower import Known
 from jfluid.compile.plan import Plan, with_host_loop
 from jfluid.compile.runtime import memory, slots
 from jfluid.compile.runtime.executable_cache import Beside, Together
-from jfluid.compile.runtime.executables import Executables
 from jfluid.compile.runtime.host import Host
 from jfluid.compile.runtime.placement import Function, Placement
 from jfluid.compile.runtime.refused import refuses
@@ -134,7 +133,7 @@ class CompiledSegment:
         evaluate: Callable[[Mapping[str, Any], Any, Any], list[Any]],
         identity: Sequence[Any],
         beside: Beside,
-    ) -> Executables:
+    ) -> Call:
         """See `dynamic_shapes.stream.Segment.padded`."""
         own, at, padder, name = weakref.ref(self), self.at, self._padder, self._name
         assert padder is not None  # a stream asks
@@ -143,7 +142,7 @@ class CompiledSegment:
             *kept_values, true = kept
             segment = own()
             assert segment is not None  # it is called
-            gives = segment.gives
+            gives = padder.recorded_names(at, segment.gives)
 
             def compute(env: dict[str, Any], key: Any, true: Any) -> dict[str, Any]:
                 values = {name: env[name] for name in sorted(env)}
@@ -158,9 +157,7 @@ class CompiledSegment:
         run.__name__ = run.__qualname__ = f"{name}_padded"
         together = Together([_Noted(own), beside])
         entry = self._entry and self._entry.of("padded", *identity, beside=together)
-        found = self._placement.executables(at, lambda: run, entry)
-        assert isinstance(found, Executables)  # so it is where a placement pads
-        return found
+        return self._placement.executables(at, lambda: run, entry)
 
     def _trace(
         self,
