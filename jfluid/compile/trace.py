@@ -23,6 +23,7 @@ from jfluid.host import collector
 from jfluid.ops import sequence_loops, table_rows
 from jfluid.ops.collective import AXIS
 from jfluid.ops.refusals import WIDTH, Rule
+from jfluid.ops.selected_rows import SelectedRows
 
 # A floating output: its operator, its name, whether all of it is finite.
 Watched = tuple[Any, str, Any]
@@ -97,11 +98,11 @@ def recorded(
         return lowering.run(env)
 
 
-def dense(name: str, value: Any) -> Any:
-    """Return a result that is an array. Raises NoRule for any other."""
-    if not isinstance(value, jax.Array | np.ndarray):
-        raise NoRule(f"{name} is no dense tensor")
-    return value
+def dense(name: str, value: Any, or_rows: bool = False) -> Any:
+    """Return a result that is an array, or with `or_rows` rows of a table. Raises NoRule for any other result."""
+    if isinstance(value, jax.Array | np.ndarray) or (or_rows and isinstance(value, SelectedRows)):
+        return value
+    raise NoRule(f"{name} is no dense tensor")
 
 
 def jaxpr_of(function: Callable[..., Any], *arguments: Any, replicas: int | None = None) -> Any:

@@ -103,6 +103,9 @@ class Segment(Protocol):
     def recorded_arguments(self, donated: tuple[Any, ...], kept: tuple[Any, ...]) -> dict[str, Any] | None:
         """Return the arguments of a jaxpr of `recorded` by name; None if the jaxpr takes other layouts."""
 
+    def structured(self, arrays: Sequence[Any]) -> Sequence[Any]:
+        """Return the results of the segment from the arrays of a jaxpr of `recorded`: sparse rows are two arrays."""
+
     def padded(
         self,
         evaluate: Callable[[Mapping[str, Any], Any, Any], list[Any]],
@@ -402,7 +405,7 @@ class ShapeStream:
                     bucket, call = other, self._call(traced, other, (sizes[0], batch[0]))
                     arguments = self._arguments(traced, bucket, sizes, shares, kept)
                 elif found := self._interpreted(traced, bucket, (sizes[0], batch[0]), call, donated, kept, key):
-                    return tuple(found), ()
+                    return tuple(self._own().structured(found)), ()
             results, flags = call(donated, arguments, key)
         except NoRule:
             traced.executables.pop(form, None)
@@ -413,11 +416,12 @@ class ShapeStream:
             traced.executables.pop(form, None)
             raise NoRule("XLA does not take its operators at padded sizes") from error
         padded = Sizes(bucket, {})
+        arrays, structure = jax.tree.flatten(results)
         found = [
             r if all(map(is_constant, dims)) else self._trimmed(r, dims, padded, true)
-            for r, dims in zip(results, traced.results)  # the results of the segment come first
+            for r, dims in zip(arrays, traced.results)  # the results of the segment come first
         ]
-        return tuple(found), flags
+        return jax.tree.unflatten(structure, found), flags
 
     def _is_compiled(self, traced: Traced, form: Form, call: Call, arguments: Sequence[Any]) -> bool:
         """Return True if a bucket has an executable; begin to compile once that pays."""

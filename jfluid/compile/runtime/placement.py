@@ -62,6 +62,9 @@ class Padder(Protocol):
     def recorded_names(self, at: int, gives: Sequence[str]) -> list[str]:
         """Return the names of the results of `recorded`."""
 
+    def structured(self, at: int, arrays: Sequence[Any]) -> Sequence[Any]:
+        """Return the results of `recorded` from the arrays of its jaxpr: sparse rows are two arrays."""
+
     def lower_computed(self, at: int, env: Env, compute: Computed, key: Any, true: Any) -> None:
         """Add the results of `compute`, which stands for segment `at`, to the values by name.
 
@@ -93,6 +96,7 @@ class Placement(ABC):
 
     def __init__(self, plan: Plan):
         self.plan = plan
+        self._structures: dict[int, Any] = {}  # of the results of `recorded`, by segment
 
     @abstractmethod
     def home(self, name: str) -> jax.sharding.Sharding:
@@ -168,11 +172,19 @@ class Placement(ABC):
 
         def run(env: Env, key: Any) -> list[Any]:
             found = self._run_recorded(at, dict(env), trace.random_key(key))
-            return [trace.dense(name, found.get(name)) for name in self.recorded_names(at, gives)]
+            alone = self._replicas_of(at) is None
+            results = [trace.dense(n, found.get(n), or_rows=alone) for n in self.recorded_names(at, gives)]
+            self._structures[at] = jax.tree.structure(results)
+            return results
 
         given = {name: shape(name, value) for name, value in values.items()}
         with self.context(), collector.paused():
             return trace.jaxpr_of(run, given, key, replicas=self._replicas_of(at))
+
+    def structured(self, at: int, arrays: Sequence[Any]) -> Sequence[Any]:
+        """See `Padder.structured`."""
+        found: list[Any] = jax.tree.unflatten(self._structures[at], arrays)
+        return found
 
     def _run_recorded(self, at: int, env: Env, key: Any) -> Env:
         """Trace the operators of segment `at` for `recorded`; return the values with their outputs."""

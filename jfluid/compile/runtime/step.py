@@ -128,6 +128,11 @@ class CompiledSegment:
         """See `dynamic_shapes.stream.Segment.recorded_arguments`."""
         return None if self._placement.held else self._by_name(donated, kept)
 
+    def structured(self, arrays: Sequence[Any]) -> Sequence[Any]:
+        """See `dynamic_shapes.stream.Segment.structured`."""
+        assert self._padder is not None  # a stream asks
+        return self._padder.structured(self.at, arrays)
+
     def padded(
         self,
         evaluate: Callable[[Mapping[str, Any], Any, Any], list[Any]],
@@ -146,7 +151,8 @@ class CompiledSegment:
 
             def compute(env: dict[str, Any], key: Any, true: Any) -> dict[str, Any]:
                 values = {name: env[name] for name in sorted(env)}
-                env.update(zip(gives, evaluate(values, key, true)))
+                found = evaluate(values, key, true)
+                env.update(zip(gives, padder.structured(at, found), strict=True))
                 return env
 
             def lower(env: dict[str, Any], watch: Any) -> None:
