@@ -415,11 +415,16 @@ class OneDevice(Placement):
 class Processes(OneDevice):
     """Placement on a device of each process.
 
-    Segments with operators that compute with the values of all processes are one program of all processes. Each process
-    pads its own batch: processes exchange gradients, whose shapes do not follow from the batch.
+    Segments with operators that compute with the values of all processes are one program of all processes. On CPUs each
+    process pads its own batch: processes exchange gradients, whose shapes do not follow from the batch.
     """
 
+    exact_because = "processes on GPUs keep exact shapes: XLA tunes a program on all GPUs together"
     _joins_slots = False  # the sizes of slots differ by process
+
+    def __init__(self, plan: Plan, device: jax.Device):
+        super().__init__(plan, device)
+        self.pads = not self.on_gpus
 
     def lower(
         self,
