@@ -208,7 +208,7 @@ def test_images_whose_height_and_width_vary():
     assert stream._refused is None
 
 
-def detector():
+def boxes_of_two_scales():
     """A head of YOLOv3 on a map that joins two scales."""
     image, truths = fluid.data("image", [None, 3, None, None]), 3
     box, label = fluid.data("box", [None, truths, 4]), fluid.data("label", [None, truths], "int32")
@@ -233,7 +233,7 @@ def test_detection_in_images_of_every_size():
             "label": random.randint(0, 3, (count, 3)).astype("int32"),
         }
 
-    stream = same(detector, [feed(2, size) for size in [32, 48, 40, 64, 24, 56, 72]], atol=1e-3)
+    stream = same(boxes_of_two_scales, [feed(2, size) for size in [32, 48, 40, 64, 24, 56, 72]], atol=1e-3)
     assert len(stream._exact) == 2 and stream._refused is None
 
 
