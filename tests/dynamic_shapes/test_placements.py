@@ -123,14 +123,15 @@ def test_replicas_with_unequal_shares():
     hold(found, exactly(in_replicas))
 
 
+def reduced(*given):
+    def settings(build):
+        build.reduce_strategy = build.ReduceStrategy.Reduce
+        build.sync_batch_norm = True
+
+    return in_replicas(*given, settings)
+
+
 def test_replicas_that_reduce_and_share_the_statistics_of_the_batch():
-    def reduced(*given):
-        def settings(build):
-            build.reduce_strategy = build.ReduceStrategy.Reduce
-            build.sync_batch_norm = True
-
-        return in_replicas(*given, settings)
-
     found, compiled = trained(reduced, True)
     assert compiled <= MOST
     hold(found, exactly(reduced))
@@ -250,18 +251,16 @@ def test_sizes_that_are_none(sizes, expected):
         fluid.shape_buckets(sizes)
 
 
-def on_own_devices(main, test, executor, variables):
+@pytest.mark.parametrize("run", [in_replicas, reduced], ids=["all-reduce", "reduce"])
+def test_replicas_on_devices_of_their_own(run):
+    expected = exactly(run)
     fluid.set_flags({"FLAGS_cpu_replicas_joined": False})
     try:
-        yield from in_replicas(main, test, executor, variables)
+        found, compiled = trained(run, True)
     finally:
         fluid.set_flags({"FLAGS_cpu_replicas_joined": True})
-
-
-def test_replicas_on_devices_of_their_own():
-    found, compiled = trained(on_own_devices, True)
     assert compiled <= MOST
-    hold(found, exactly(in_replicas))
+    hold(found, expected)
 
 
 def test_a_placement_without_padding_says_so():
