@@ -50,6 +50,7 @@ from jfluid.compile.plan import Item
 from jfluid.compile.runtime.executable_cache import Beside
 from jfluid.compile.runtime.lru_cache import LruCache
 from jfluid.ops.ragged import Ragged
+from jfluid.ops.selected_rows import SelectedRows
 
 _RULES = (rules, index_rules, loop_rules, window_rules)  # their import registers the rules
 _EXACT_FIRST = 2  # shapes that are compiled without padding at first
@@ -416,7 +417,7 @@ class ShapeStream:
             traced.executables.pop(form, None)
             raise NoRule("XLA does not take its operators at padded sizes") from error
         padded = Sizes(bucket, {})
-        arrays, structure = jax.tree.flatten(results)
+        arrays, structure = jax.tree.flatten(results, is_leaf=_is_array)
         found = [
             r if all(map(is_constant, dims)) else self._trimmed(r, dims, padded, true)
             for r, dims in zip(arrays, traced.results)  # the results of the segment come first
@@ -586,6 +587,11 @@ def _warn(because: str) -> None:
 def _run_together(batch: Batch) -> bool:
     """Return True if shares of a batch differ in their rows alone: the batch then runs without padding."""
     return all(own[1:] == first[1:] for shapes in batch for own, first in zip(shapes, batch[0]))
+
+
+def _is_array(value: Any) -> bool:
+    """Return True if a result is one array of a trace, or the same array for each replica; sparse rows are two."""
+    return not isinstance(value, tuple | SelectedRows)
 
 
 def _shapes_of(value: Any) -> Any:
