@@ -19,7 +19,7 @@ from jfluid.incubate.fleet.collective import DistributedStrategy, fleet
 import jfluid as fluid
 from tests.dynamic_shapes.test_placements import compilations, network
 
-MODES = ["grad_allreduce", "nccl2", "reduce", "two devices"]
+MODES = ["two devices", "grad_allreduce", "reduce"]  # processes join with the devices of the first mode
 
 
 def batches(rank, steps, count):
