@@ -36,6 +36,25 @@ class Schedule(LoadFileScheduling):
         super().__init__(config, log)
         self._waiting, self._seconds = waiting.keys(), waiting | computing
 
+    def remove_node(self, node: Any) -> str | None:
+        """Return the test in which a worker crashed, None if it had ended; other workers run the tests that it left.
+
+        The scheduler of xdist 3.8 runs the test again, which crashes the next worker.
+        """
+        files = self.assigned_work.pop(node)
+        left = [test for tests in files.values() for test, ran in tests.items() if not ran]
+        for file, tests in files.items():
+            if pending := {test: ran for test, ran in tests.items() if test in left[1:]}:
+                self.workqueue[file] = pending
+        for other in self.assigned_work if left else ():
+            self._reschedule(other)
+        return left[0] if left else None
+
+    def _reschedule(self, node: Any) -> None:
+        super()._reschedule(node)
+        if not node.shutting_down and self._pending_of(self.assigned_work[node]) < 2:
+            self._reschedule(node)  # a worker runs a test when it knows which is next, or that none is
+
     def _assign_work_unit(self, node: Any) -> None:
         self.workqueue.move_to_end(self._next_file(node), last=False)
         super()._assign_work_unit(node)
