@@ -188,7 +188,7 @@ class JoinedReplicas(OneDevice):
         return replica_feeds.opened(value)
 
     def divided(self, result: Any) -> Sequence[Any]:
-        return np.asarray(result)
+        return list(np.asarray(result))
 
     def together(self, parts: Sequence[np.ndarray]) -> Any:
         return replica_feeds.together(parts)

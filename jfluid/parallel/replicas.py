@@ -13,11 +13,11 @@ from jax.sharding import NamedSharding, PartitionSpec
 
 from jfluid import errors, processes
 from jfluid.compile import trace
-from jfluid.compile.dynamic_shapes.stream import FeedShares, ShapeStream
+from jfluid.compile.dynamic_shapes.stream import Call, FeedShares, ShapeStream
 from jfluid.compile.lower import NOTHING, Known
 from jfluid.compile.plan import Plan
 from jfluid.compile.runtime import executable_cache, padding
-from jfluid.compile.runtime.executables import Entry, Executables
+from jfluid.compile.runtime.executables import Entry, Executables, WaitedCall
 from jfluid.compile.runtime.host import Host
 from jfluid.compile.runtime.options import options
 from jfluid.compile.runtime.placement import Computed, Env, Function, OneDevice, Padder, Placement
@@ -40,7 +40,7 @@ _Results = tuple[Env, Env, Env, Any]
 _Compute = Callable[[phases.Phase, Env, Env, Any, list[tuple[Any, str]] | None], _Results]
 
 
-class _Calls:
+class _Calls(WaitedCall):
     """Compiled function of all replicas, which moves feeds from the host to the devices.
 
     Attributes:
@@ -56,10 +56,6 @@ class _Calls:
         found, _Calls.running = self._executables(donated, spread(self._sharding, kept), key)
         return found
 
-    def begin(self, arguments: Sequence[Any], at_once: bool = True) -> bool:
-        """Return True: a step waits for its compilation, as the steps of all replicas do."""
-        return True
-
     def lower(self, *arguments: Any) -> Any:
         """See `Executables.lower`."""
         return self._executables.lower(*arguments)
@@ -68,7 +64,8 @@ class _Calls:
 def spread(sharding: ReplicaSharding, kept: tuple[Any, ...]) -> tuple[Any, ...]:
     """Return arguments with values of the host, which are stacked by replica, on the devices."""
     with jax.enable_x64(True):
-        return jax.tree.map(lambda leaf: sharding.spread(leaf) if isinstance(leaf, np.ndarray) else leaf, kept)
+        found: tuple[Any, ...] = jax.tree.map(lambda v: sharding.spread(v) if isinstance(v, np.ndarray) else v, kept)
+        return found
 
 
 def _results(phase: phases.Phase, env: Env, finite: Sequence[Any] = ()) -> _Results:
@@ -169,7 +166,7 @@ class Replicas(Placement):
         run.__name__ = run.__qualname__ = function.__name__
         return jax.jit(run, donate_argnums=(0,), compiler_options=options(self._devices[0]))
 
-    def executables(self, at: int, fresh: Callable[[], Function], entry: Entry | None = None) -> Function:
+    def executables(self, at: int, fresh: Callable[[], Function], entry: Entry | None = None) -> Call:
         return _Calls(Executables(lambda: self.compiled(at, fresh()), entry), self.sharding)
 
     def entry(

@@ -13,7 +13,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from jfluid import processes
 from jfluid.compile.plan import Item
-from jfluid.compile.runtime.executables import Executables
+from jfluid.compile.runtime.executables import Executables, WaitedCall
 from jfluid.compile.runtime.options import options
 from jfluid.ir.block import reads_of, writes_of
 from jfluid.ir.operator import Operator
@@ -27,7 +27,7 @@ def mesh_with(device: jax.Device) -> Mesh:
     return Mesh(np.array(processes.all_devices([device])), (AXIS,))
 
 
-class CollectiveJit:
+class CollectiveJit(WaitedCall):
     """`jax.jit(function)` with collectives across all processes. Each process calls it with local arrays.
 
     Args:
@@ -61,10 +61,6 @@ class CollectiveJit:
             found = self._programs[scalars](lifted)
             watched.result = next(iter(jax.tree.leaves(found)), None)
         return found
-
-    def begin(self, arguments: Sequence[Any], at_once: bool = True) -> bool:
-        """Return True: a step waits for its compilation, as the steps of all processes do."""
-        return True
 
     def _lifted(self, own: Any) -> jax.Array:
         """Return the global array that has the local array as its part."""

@@ -14,7 +14,7 @@ import numpy as np
 
 from jfluid import errors, processes
 from jfluid.compile import trace
-from jfluid.compile.dynamic_shapes.stream import FeedShares
+from jfluid.compile.dynamic_shapes.stream import Call, FeedShares
 from jfluid.compile.lower import NOTHING, Known
 from jfluid.compile.numpy_steps.beside import device_of_interpreter
 from jfluid.compile.plan import Plan
@@ -202,7 +202,7 @@ class Placement(ABC):
     def compiled(self, at: int, function: Function) -> Function:
         """Return segment `at`, jitted. The first arguments are donated."""
 
-    def executables(self, at: int, fresh: Callable[[], Function], entry: Entry | None = None) -> Function:
+    def executables(self, at: int, fresh: Callable[[], Function], entry: Entry | None = None) -> Call:
         """Return a function that calls segment `at` and compiles it at the first call.
 
         Args:
@@ -371,7 +371,7 @@ class OneDevice(Placement):
         """Return the values that identify the segments, besides the plan and the device."""
         return ()
 
-    def executables(self, at: int, fresh: Callable[[], Function], entry: Entry | None = None) -> Function:
+    def executables(self, at: int, fresh: Callable[[], Function], entry: Entry | None = None) -> Call:
         # A startup program gives the same parameters each time, to the last bit.
         fixed = self.plan.starts_anew or not self.pads or self.feed_shares() is not None
         interprets = None if fixed else device_of_interpreter(self.device)
@@ -474,9 +474,12 @@ class Processes(OneDevice):
         return found
 
     def compiled(self, at: int, function: Function) -> Function:
+        collective = self.plan.segments[at].collective
+        return self._collective(at, function) if collective else super().compiled(at, function)
+
+    def _collective(self, at: int, function: Function) -> collective_jit.CollectiveJit:
+        """Return segment `at` as a program of all processes."""
         segment = self.plan.segments[at]
-        if not segment.collective:
-            return super().compiled(at, function)
         trains = any(op.attrs.get("op_role", 0) & OpRole.Optimize for _, op, _ in segment.ops)
         kind = collective_watch.STEP if trains else collective_watch.RUN
         return collective_jit.CollectiveJit(function, self.device, self._mesh, kind)
@@ -486,9 +489,9 @@ class Processes(OneDevice):
         """Mesh of all processes, which meet once: a process compiles for more shapes than another process."""
         return collective_jit.mesh_with(self.device)
 
-    def executables(self, at: int, fresh: Callable[[], Function], entry: Entry | None = None) -> Function:
+    def executables(self, at: int, fresh: Callable[[], Function], entry: Entry | None = None) -> Call:
         if self.plan.segments[at].collective:
-            return self.compiled(at, fresh())  # CollectiveJit compiles ahead of time, too
+            return self._collective(at, fresh())  # CollectiveJit compiles ahead of time, too
         return super().executables(at, fresh, entry)
 
     def entry(
