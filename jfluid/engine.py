@@ -35,7 +35,7 @@ from jfluid.scope import Scope
 
 __all__ = ["Engine", "Fetched", "HasEngine", "Owned", "Prepared", "Runner"]
 
-_OF_SERVERS = "jobs with parameter servers keep exact shapes, so that their results are the same bits after a restart"
+_OF_SERVERS = "synchronous jobs with servers keep exact shapes, so that their results are the same bits after a restart"
 _MAX_STEPS = 128  # of an engine; the least recently used goes first
 
 
@@ -199,8 +199,8 @@ class Engine:
             parallel: the program's data parallelism.
             targets: names and operators; operators that they do not need are left out.
             waits: the caller waits for the fetches before anybody changes the feed.
-            exact: compile for the shapes of each feed. Jobs with servers ask for it: which batches came
-                before, as padded sizes follow from, is another thing once a process has been replaced.
+            exact: compile for the shapes of each feed. Synchronous jobs with servers ask for it: padded sizes
+                follow from earlier batches, which a process that is started again has not seen.
 
             Raises what `Executor.run` raises before it runs.
         """

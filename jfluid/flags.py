@@ -96,9 +96,9 @@ EFFECTIVE = {
         "steps on one CPU device, and of imperative mode, are interpreted with NumPy until they are compiled: the "
         "first "
         "loss comes at once, and losses may differ in their last digits from run to run. False: each step waits for "
-        "its compilation. Steps always wait with FLAGS_cudnn_deterministic, in jobs of several processes, in jobs with "
-        "servers, in replicas, in startup programs, with arguments above 256 MiB, and with intermediate results above "
-        "512 MiB",
+        "its compilation. Steps always wait with FLAGS_cudnn_deterministic, in jobs of several processes, in "
+        "synchronous jobs with servers, in replicas, in startup programs, with arguments above 256 MiB, and with "
+        "intermediate results above 512 MiB",
     ),
     "FLAGS_record_dir": Flag(
         "",

@@ -23,9 +23,11 @@ from jfluid.host import collector
 from jfluid.ops import sequence_loops, table_rows
 from jfluid.ops.collective import AXIS
 from jfluid.ops.refusals import WIDTH, Rule
+from jfluid.ops.selected_rows import SelectedRows
 
 # A floating output: its operator, its name, whether all of it is finite.
 Watched = tuple[Any, str, Any]
+_NO_MESH = jax.sharding.AbstractMesh((), ())
 
 
 def random_key(data: Any) -> Any:
@@ -96,11 +98,11 @@ def recorded(
         return lowering.run(env)
 
 
-def dense(name: str, value: Any) -> Any:
-    """Return a result that is an array. Raises NoRule for any other."""
-    if not isinstance(value, jax.Array | np.ndarray):
-        raise NoRule(f"{name} is no dense tensor")
-    return value
+def dense(name: str, value: Any, or_rows: bool = False) -> Any:
+    """Return a result that is an array, or with `or_rows` rows of a table. Raises NoRule for any other result."""
+    if isinstance(value, jax.Array | np.ndarray) or (or_rows and isinstance(value, SelectedRows)):
+        return value
+    raise NoRule(f"{name} is no dense tensor")
 
 
 def jaxpr_of(function: Callable[..., Any], *arguments: Any, replicas: int | None = None) -> Any:
@@ -110,7 +112,8 @@ def jaxpr_of(function: Callable[..., Any], *arguments: Any, replicas: int | None
     """
     axes = None if replicas is None else [(AXIS, replicas)]
     try:
-        return jax.make_jaxpr(function, axis_env=axes)(*arguments)
+        with jax.sharding.use_abstract_mesh(_NO_MESH):  # the caller may trace the part of one device
+            return jax.make_jaxpr(function, axis_env=axes)(*arguments)
     except NoRule:
         raise
     except Exception as error:

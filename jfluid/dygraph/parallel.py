@@ -20,7 +20,7 @@ import jax
 import numpy as np
 
 from jfluid import errors, processes
-from jfluid.compile.runtime.collective_jit import CollectiveJit
+from jfluid.compile.runtime.collective_jit import CollectiveJit, mesh_with
 from jfluid.dygraph.base import enabled, real_variable
 from jfluid.dygraph.job import Env, ParallelEnv, ParallelStrategy, joined_as
 from jfluid.dygraph.layers import Layer
@@ -133,7 +133,8 @@ class DataParallel(Layer):
         if not arrays:
             return
         if self._add_up is None:
-            self._add_up = CollectiveJit(_summed, tracer().device)
+            device = tracer().device
+            self._add_up = CollectiveJit(_summed, device, mesh_with(device))
         with jax.enable_x64(True):
             sums = self._add_up((), tuple(arrays), None)
         for param, total in zip(present, sums, strict=True):

@@ -79,6 +79,10 @@ class _Segment(ABC):
         """Return the arguments by name; see `stream.Segment.recorded_arguments`."""
         return dict(zip(self.kept, kept))
 
+    def structured(self, arrays: Sequence[Any]) -> Sequence[Any]:
+        """See `dynamic_shapes.stream.Segment.structured`."""
+        return arrays
+
     def padded(
         self,
         evaluate: Callable[[Mapping[str, Any], Any, Any], list[Any]],

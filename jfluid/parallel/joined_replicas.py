@@ -187,13 +187,14 @@ class JoinedReplicas(OneDevice):
     def shares(self, name: str, value: Any) -> Sequence[Any] | None:
         return replica_feeds.opened(value)
 
+    def divided(self, result: Any) -> Sequence[Any]:
+        return list(np.asarray(result))
+
     def together(self, parts: Sequence[np.ndarray]) -> Any:
         return replica_feeds.together(parts)
 
     def check_exact(self, values: Mapping[str, Any]) -> None:
-        for name, value in values.items():
-            if isinstance(value, Uneven):
-                raise replica_feeds.of_other_shapes(name, value)
+        replica_feeds.check_even(values)
 
     def recorded(
         self,

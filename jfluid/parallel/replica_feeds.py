@@ -112,6 +112,13 @@ def of_other_shapes(name: str, values: Sequence[Any]) -> errors.FeedError:
     )
 
 
+def check_even(values: Mapping[str, Any]) -> None:
+    """Raise FeedError for replicas with arrays, by the name of a feed, that differ in more than their rows."""
+    for name, value in values.items():
+        if isinstance(value, Uneven):
+            raise of_other_shapes(name, value)
+
+
 class Stacker:
     """Stacker of replicas' feeds along a new first dimension; ragged feeds and uneven rows are padded."""
 

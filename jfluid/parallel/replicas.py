@@ -1,7 +1,7 @@
 """A step on several devices: replicas under `shard_map`, updates over whole arrays, one XLA program."""
 
 import functools
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any, ClassVar
 
@@ -13,12 +13,15 @@ from jax.sharding import NamedSharding, PartitionSpec
 
 from jfluid import errors, flags, processes
 from jfluid.compile import trace
+from jfluid.compile.dynamic_shapes.stream import FeedShares, ShapeStream
+from jfluid.compile.dynamic_shapes.traced import Call
 from jfluid.compile.lower import NOTHING, Known
 from jfluid.compile.plan import Plan
 from jfluid.compile.runtime import executable_cache, padding
+from jfluid.compile.runtime.executables import Entry, Executables, WaitedCall
 from jfluid.compile.runtime.host import Host
 from jfluid.compile.runtime.options import options
-from jfluid.compile.runtime.placement import Env, Function, OneDevice, Placement
+from jfluid.compile.runtime.placement import Computed, Env, Function, OneDevice, Padder, Placement
 from jfluid.ir.types import VarType
 from jfluid.lod_tensor import LoDTensor, whole
 from jfluid.ops.collective import AXIS
@@ -27,8 +30,50 @@ from jfluid.ops.ragged_dispatch import NeedsExactRows
 from jfluid.ops.selected_rows import SelectedRows
 from jfluid.parallel import phases, replica_feeds
 from jfluid.parallel.per_replica_state import PER_REPLICA
+from jfluid.parallel.replica_feeds import Uneven
 from jfluid.parallel.sharding import ReplicaSharding, summed
 from jfluid.processes import collective_watch
+
+_TRUE = "@TRUE_SIZES"  # of the batch of each replica, among values by name
+# Of one replica: gradients, values of the Scope, per-replica values, and finite flags of watched values.
+_Results = tuple[Env, Env, Env, Any]
+# `(phase, values that all replicas share, values of this replica, key, watched) -> results`
+_Compute = Callable[[phases.Phase, Env, Env, Any, list[tuple[Any, str]] | None], _Results]
+
+
+class _Calls(WaitedCall):
+    """Compiled function of all replicas, which moves feeds from the host to the devices.
+
+    Attributes:
+        running: result of the program that this process started last.
+    """
+
+    running: ClassVar[Any] = None
+
+    def __init__(self, executables: Executables, sharding: ReplicaSharding):
+        self._executables, self._sharding = executables, sharding
+
+    def __call__(self, donated: tuple[Any, ...], kept: tuple[Any, ...], key: Any) -> Any:
+        found, _Calls.running = self._executables(donated, spread(self._sharding, kept), key)
+        return found
+
+    def lower(self, *arguments: Any) -> Any:
+        """See `Executables.lower`."""
+        return self._executables.lower(*arguments)
+
+
+def spread(sharding: ReplicaSharding, kept: tuple[Any, ...]) -> tuple[Any, ...]:
+    """Return arguments with values of the host, which are stacked by replica, on the devices."""
+    with jax.enable_x64(True):
+        found: tuple[Any, ...] = jax.tree.map(lambda v: sharding.spread(v) if isinstance(v, np.ndarray) else v, kept)
+        return found
+
+
+def _results(phase: phases.Phase, env: Env, finite: Sequence[Any] = ()) -> _Results:
+    """Return the results of a phase from all values by name."""
+    names = phase.reduced, phase.shared_outputs, phase.per_replica_outputs
+    gradients, gives, own = ({n: env[n] for n in group if n in env} for group in names)
+    return gradients, gives, own, jnp.array(finite, jnp.int32)
 
 
 class Replicas(Placement):
@@ -42,10 +87,9 @@ class Replicas(Placement):
     """
 
     exact_because = (
-        "replicas on devices of their own (GPUs, several processes, FLAGS_cpu_replicas_joined=0, operators of "
-        "the host) keep exact shapes"
+        "replicas on devices of their own keep exact shapes if operators of the host run, persistable variables are "
+        "fed, parts of a batch run in turn, or GPUs of several processes run one program"
     )
-    _running: ClassVar[Any] = None  # of the program that this process started last
 
     def __init__(self, plan: Plan, sharding: ReplicaSharding, repeats: int = 1, sums: Sequence[str] = ()):
         super().__init__(plan)
@@ -65,7 +109,10 @@ class Replicas(Placement):
         # Rows of sparse gradients are gathered, so their number must be the same everywhere; and
         # XLA tunes a program on all GPUs together. Otherwise each process may choose its padding:
         # processes exchange gradients only, and these have equal shapes.
-        self._stacker = replica_feeds.Stacker(agree=sharding.spans_processes and (sparse or self.on_gpus))
+        agree = sharding.spans_processes and (sparse or self.on_gpus)
+        self._padded_phase = None if sharding.spans_processes and self.on_gpus else self._only_phase()
+        self.pads = self._padded_phase is not None
+        self._stacker = replica_feeds.Stacker(agree=agree, uneven=self.pads)
         self._host_stacker = replica_feeds.Stacker(agree=sharding.spans_processes)
         self._shapes: Any = None
 
@@ -87,6 +134,8 @@ class Replicas(Placement):
         """Return the feed of each replica of this process, stacked."""
         mine = [{n: v for n, v in part.items() if n not in self._fed_whole} for part in feeds]
         stacked = self._stacker.stack(mine) if mine else {}
+        if self.pads:
+            return stacked  # `_Calls` moves it to the devices, after its padding
         with jax.enable_x64(True):
             entered: Env = dict(self.sharding.spread(stacked))
             if self._fed_whole:
@@ -118,6 +167,9 @@ class Replicas(Placement):
         run.__name__ = run.__qualname__ = function.__name__
         return jax.jit(run, donate_argnums=(0,), compiler_options=options(self._devices[0]))
 
+    def executables(self, at: int, fresh: Callable[[], Function], entry: Entry | None = None) -> Call:
+        return _Calls(Executables(lambda: self.compiled(at, fresh()), entry), self.sharding)
+
     def entry(
         self, at: int, names: Sequence[Sequence[str]], beside: executable_cache.Beside
     ) -> executable_cache.Entry | None:
@@ -130,6 +182,8 @@ class Replicas(Placement):
         return executable_cache.entry(self.plan, at, identity, devices, options(devices[0]), beside)
 
     def call(self, segment: Any, donated: tuple[Any, ...], kept: tuple[Any, ...], key: Any) -> Any:
+        if not isinstance(segment.call, ShapeStream):
+            self.check_exact(dict(zip(segment.kept, kept)))
         for name, value in zip(segment.kept, kept):
             if isinstance(value, _HostParts):
                 raise errors.UnsupportedError(
@@ -138,12 +192,13 @@ class Replicas(Placement):
                     "one device"
                 )
         # Replicas wait for each other in XLA's thread pool: two programs at a time can deadlock it.
-        jax.block_until_ready(Replicas._running)
-        self._shapes = self._shapes or (segment, jax.tree.map(_shape, (donated, kept, key)))
+        jax.block_until_ready(_Calls.running)
+        if self._shapes is None and not any(isinstance(v, Uneven) for v in kept):
+            self._shapes = segment, jax.tree.map(_shape, (donated, spread(self.sharding, kept), key))
         try:
             with self._watched(segment.at) as watched:
-                found, Replicas._running = segment.call(donated, kept, key)
-                watched.result = Replicas._running
+                found = segment.call(donated, kept, key)
+                watched.result = _Calls.running
         except NeedsExactRows as error:
             raise replica_feeds.uneven(error, self.sharding.replicas) from error
         return found
@@ -155,9 +210,8 @@ class Replicas(Placement):
         return nullcontext(collective_watch.Call())
 
     def unpacked(self, results: Any) -> Any:
-        found, Replicas._running = results
-        jax.block_until_ready(Replicas._running)
-        return found
+        jax.block_until_ready(_Calls.running)
+        return results
 
     def everywhere(self, at: int, value: Any) -> np.ndarray:
         mine = np.stack([np.asarray(part) for part in _divided(value, self.hosts)])
@@ -178,6 +232,74 @@ class Replicas(Placement):
         segment, shapes = self._shapes
         with jax.enable_x64(True):
             return segment.exact.lower(*shapes)
+
+    # ---- batches of every shape ----
+
+    def _only_phase(self) -> phases.Phase | None:
+        """Return the phase that replicas run, if a step can be padded: it is the only one, and reads arguments."""
+        if len(self.plan.segments) > 1 or self._fed_whole or self._repeats > 1:
+            return None
+        found = [phase for phase in self._phases[0] if phase.per_replica]
+        own = len(found) == 1 and not found[0].host and set(found[0].reads) <= set(self.plan.segments[0].reads)
+        return found[0] if own else None
+
+    def padder(self) -> Padder | None:
+        return self if self.pads else None
+
+    def feed_shares(self) -> FeedShares | None:
+        return self if self.pads else None
+
+    def shares(self, name: str, value: Any) -> Sequence[Any] | None:
+        return replica_feeds.opened(value)
+
+    def divided(self, result: Any) -> Sequence[Any]:
+        return _divided(result, self.hosts)
+
+    def together(self, parts: Sequence[np.ndarray]) -> Any:
+        return replica_feeds.together(parts)
+
+    def check_exact(self, values: Mapping[str, Any]) -> None:
+        replica_feeds.check_even(values)
+
+    def recorded_names(self, at: int, gives: Sequence[str]) -> list[str]:
+        phase = self._padded_phase
+        assert phase is not None  # it pads
+        known = set(gives)
+        return [*gives, *(n for n in [*phase.reduced, *phase.shared_outputs] if n not in known)]
+
+    def recorded(
+        self,
+        at: int,
+        values: Env,
+        shapes: Mapping[str, tuple[int, ...]],
+        key: Any,
+        gives: Sequence[str],
+    ) -> Any:
+        assert self._padded_phase is not None  # it pads
+        read = set(self._padded_phase.reads)
+        return super().recorded(at, {n: v for n, v in values.items() if n in read}, shapes, key, gives)
+
+    def _run_recorded(self, at: int, env: Env, key: Any) -> Env:
+        phase = self._padded_phase
+        assert phase is not None  # it pads
+        found = trace.recorded(phase.items, env, key)
+        # updates, which read no batch, compute the other results
+        own = {n: found[n] for n in [*phase.reduced, *phase.shared_outputs, *phase.per_replica_outputs] if n in found}
+        return dict.fromkeys(self.plan.segments[at].gives, jnp.zeros(())) | own
+
+    def _replicas_of(self, at: int) -> int | None:
+        return self.sharding.replicas
+
+    def lower_computed(self, at: int, env: Env, compute: Computed, key: Any, true: Any) -> None:
+        def padded(phase: phases.Phase, alike: Env, mine: Env, key: Any, _: Any) -> _Results:
+            own = mine.pop(_TRUE)
+            data = None if key is None else jax.random.key_data(key)
+            found = trace.laid_out(lambda env: compute(env, data, own), phase.items, alike | mine, not self.on_gpus)
+            return _results(phase, found)
+
+        env[_TRUE] = true
+        self._run_phases(at, env, trace.random_key(key), None, NOTHING, padded)
+        del env[_TRUE]
 
     # ---- operators of the host ----
 
@@ -218,23 +340,31 @@ class Replicas(Placement):
         first: trace.First | None = None,
     ) -> Env:
         wrapped = trace.random_key(key)
-        per_replica = {n: v for n, v in env.items() if n in self._per_replica[at]}
-        shared = {n: v for n, v in env.items() if n not in per_replica}
         if first is not None:
             # Each replica computes the value, whether its operators are updates or not.
+            per_replica = {n: v for n, v in env.items() if n in self._per_replica[at]}
+            shared = {n: v for n, v in env.items() if n not in per_replica}
             phase = phases.Phase(first.items, True, reads=list(env), per_replica_outputs=[first.name])
-            self._replicas(phase, shared, per_replica, wrapped, None, known, first)
+            self._replicas(phase, shared, per_replica, wrapped, None, functools.partial(self._first, first, known))
             env[first.name] = per_replica[first.name]
             return env
+        self._run_phases(at, env, wrapped, watch, known, functools.partial(self._traced, known))
+        return env
+
+    def _run_phases(
+        self, at: int, env: Env, key: Any, watch: list[trace.Watched] | None, known: Known, compute: "_Compute"
+    ) -> None:
+        """Trace the phases of a segment over values by name; `compute` traces a phase in one replica."""
+        per_replica = {n: v for n, v in env.items() if n in self._per_replica[at] or n == _TRUE}
+        shared = {n: v for n, v in env.items() if n not in per_replica}
         for phase in self._phases[at]:
             if phase.per_replica:
-                self._replicas(phase, shared, per_replica, wrapped, watch, known)
+                self._replicas(phase, shared, per_replica, key, watch, compute)
             else:
                 own = {n: shared[n] for n in phase.reads if n in shared}
-                shared.update(trace.lower(phase.items, own, wrapped, watch, known, on_gpus=self.on_gpus))
+                shared.update(trace.lower(phase.items, own, key, watch, known, on_gpus=self.on_gpus))
         env.update(shared)
         env.update((n, v) for n, v in per_replica.items() if n in self._per_replica[at + 1])
-        return env
 
     def _replicas(
         self,
@@ -243,11 +373,10 @@ class Replicas(Placement):
         per_replica: Env,
         key: Any,
         watch: list[trace.Watched] | None,
-        known: Known,
-        first: trace.First | None = None,
+        compute: "_Compute",
     ) -> None:
         """Run a phase in each replica."""
-        mine = {n: per_replica[n] for n in phase.reads if n in per_replica}
+        mine = {n: per_replica[n] for n in [*phase.reads, _TRUE] if n in per_replica}
         alike = {n: shared[n] for n in phase.reads if n in shared and n not in mine}
         watched: list[tuple[Any, str]] = []
 
@@ -256,9 +385,8 @@ class Replicas(Placement):
         ) -> tuple[dict[str, Any], dict[str, Any], dict[str, Any], Any]:
             own = None if key is None else jax.random.fold_in(key, lax.axis_index(AXIS))
             mine = jax.tree.map(lambda leaf: leaf[0], mine)
-            run = self._in_parts if self._repeats > 1 and phase.reduced and phase.items else self._at_once
             checks = None if watch is None else watched
-            gradients, gives, own_values, finite = run(phase, alike, mine, own, checks, known, first)
+            gradients, gives, own_values, finite = compute(phase, alike, mine, own, checks)
             stacked = jax.tree.map(lambda leaf: jnp.asarray(leaf)[None], own_values)
             return (
                 summed(gradients, self.sharding),
@@ -282,40 +410,51 @@ class Replicas(Placement):
         if watch is not None:
             watch += [(op, name, finite[i] > 0) for i, (op, name) in enumerate(watched)]
 
-    def _at_once(
+    def _traced(
         self,
+        known: Known,
         phase: phases.Phase,
         alike: Env,
         mine: Env,
         key: Any,
         watched: list[tuple[Any, str]] | None,
+    ) -> "_Results":
+        """Trace a phase in one replica, at once or for the parts of its rows in turn."""
+        if self._repeats > 1 and phase.reduced and phase.items:
+            return self._in_parts(known, phase, alike, mine, key, watched)
+        return self._at_once(known, phase, alike, mine, key, watched)
+
+    def _first(
+        self, first: trace.First, known: Known, phase: phases.Phase, alike: Env, mine: Env, key: Any, _: Any
+    ) -> "_Results":
+        """Trace the operators of `first` in one replica."""
+        return _results(phase, trace.lower_first(first, alike | mine, key, known))
+
+    def _at_once(
+        self,
         known: Known,
-        first: trace.First | None,
-    ) -> tuple[Env, Env, Env, Any]:
-        """Return one replica's gradients, values of the Scope, per-replica values, and finite flags of `watched`."""
+        phase: phases.Phase,
+        alike: Env,
+        mine: Env,
+        key: Any,
+        watched: list[tuple[Any, str]] | None,
+    ) -> "_Results":
+        """Trace a phase for the whole share of one replica."""
         watch: list[trace.Watched] | None = None if watched is None else []
-        env = alike | mine
-        if first is None:
-            env = trace.lower(phase.items, env, key, watch, known, on_gpus=self.on_gpus)
-        else:
-            env = trace.lower_first(first, env, key, known)
-        names = phase.shared_outputs, phase.per_replica_outputs
-        gives, own = ({n: env[n] for n in group if n in env} for group in names)
-        gradients = {n: env[n] for n in phase.reduced if n in env}
+        env = trace.lower(phase.items, alike | mine, key, watch, known, on_gpus=self.on_gpus)
         if watched is not None:
             watched[:] = [(op, name) for op, name, _ in watch or ()]
-        return gradients, gives, own, jnp.array([flag for *_, flag in watch or ()], jnp.int32)
+        return _results(phase, env, [flag for *_, flag in watch or ()])
 
     def _in_parts(
         self,
+        known: Known,
         phase: phases.Phase,
         alike: Env,
         mine: Env,
         key: Any,
         watched: list[tuple[Any, str]] | None,
-        known: Known,
-        first: trace.First | None,
-    ) -> tuple[Env, Env, Env, Any]:
+    ) -> "_Results":
         """Return the results of `_at_once`, computed for the parts of the replica's rows in turn.
 
         Each part reads the previous part's outputs; gradients are summed, per-replica values are concatenated.
@@ -326,15 +465,8 @@ class Replicas(Placement):
         def part(carry: tuple[Any, ...], given: tuple[Any, ...]) -> tuple[Any, Any]:
             state, totals = carry
             number, rows = given
-            gradients, gives, own, finite = self._at_once(
-                phase,
-                alike | state,
-                rows,
-                None if key is None else jax.random.fold_in(key, number),
-                watched,
-                known,
-                first,
-            )
+            own = None if key is None else jax.random.fold_in(key, number)
+            gradients, gives, own_values, finite = self._at_once(known, phase, alike | state, rows, own, watched)
             dense = {n: g for n, g in gradients.items() if not isinstance(g, SelectedRows)}
             totals = {n: g if totals is None else totals[n] + g for n, g in dense.items()}
             state = {n: jnp.asarray(gives[n]) for n in state}
@@ -342,7 +474,7 @@ class Replicas(Placement):
             return (state, totals), (
                 sparse,
                 {n: v for n, v in gives.items() if n not in state},
-                own,
+                own_values,
                 finite,
             )
 
@@ -392,7 +524,7 @@ def _shape(value: Any) -> Any:
 
 def _divided(value: Any, count: int) -> list[Any]:
     """Return the parts of a stacked value on each of the `count` replicas of this process."""
-    if isinstance(value, _HostParts):
+    if isinstance(value, _HostParts | Uneven):
         return list(value)
     own = jax.tree.map(_shards, value)
     return [jax.tree.map(lambda shards, i=i: shards[i], own, is_leaf=_is_shards) for i in range(count)]
@@ -402,7 +534,9 @@ class _Shards(list[Any]):
     """Arrays of a value, one for each replica of this process."""
 
 
-def _shards(value: jax.Array) -> "_Shards":
+def _shards(value: jax.Array | np.ndarray) -> "_Shards":
+    if isinstance(value, np.ndarray):
+        return _Shards(value)
     found = {shard.index[0].start or 0: shard.data for shard in value.addressable_shards}
     return _Shards(np.asarray(found[i])[0] for i in sorted(found))
 

@@ -12,7 +12,7 @@ from jfluid import layers
 from jfluid.distributed.programs.trainer_program import read
 from jfluid.distributed.trainer.communicator import Communicator
 from jfluid.distributed.wire import connections
-from jfluid.ps_server.socket_channels import CallStream
+from jfluid.ps_server.socket_channels import CallStream, CallStreams
 from jfluid.ps_server.transport import CallError
 from tests.distributed.job import alone, parameters, trainer_of
 from tests.distributed.test_prefetch import MODEL, a_dataset
@@ -77,6 +77,17 @@ def test_calls_whose_answers_are_lost_are_made_again_once(every, monkeypatch):
             raise CallError(grpc.StatusCode.UNAVAILABLE, "gone")
         return found
 
+    begin = CallStreams._begin_to_connect
+
+    def connected(self):
+        """Wait for the stream, which steps that are not compiled first would not do."""
+        begin(self)
+        end = time.monotonic() + 120
+        while self._connecting:
+            assert time.monotonic() < end
+            time.sleep(0.01)
+
+    monkeypatch.setattr(CallStreams, "_begin_to_connect", connected)
     with trainer_of(linear(), sync=False) as (executor, program, (loss,)):
         communicator = started(program)
         monkeypatch.setattr(CallStream, "answer", lost)

@@ -3,7 +3,6 @@
 import contextlib
 import functools
 import threading
-import warnings
 
 import jax
 import numpy as np
@@ -92,13 +91,13 @@ def alone(main, test, executor, variables):
         yield executor.run(main, feed=feed, fetch_list=variables)
 
 
-def in_replicas(main, test, executor, variables, settings=lambda build: None):
+def in_replicas(main, test, executor, variables, settings=lambda build: None, given=None):
     build = fluid.BuildStrategy()
     settings(build)
     program = fluid.CompiledProgram(main).with_data_parallel(
         variables[0].name, build_strategy=build, places=fluid.cpu_places(2)
     )
-    for feed in feeds():
+    for feed in given or feeds():
         yield executor.run(program, feed=feed, fetch_list=variables[:2])
 
 
@@ -124,14 +123,15 @@ def test_replicas_with_unequal_shares():
     hold(found, exactly(in_replicas))
 
 
+def reduced(*given):
+    def settings(build):
+        build.reduce_strategy = build.ReduceStrategy.Reduce
+        build.sync_batch_norm = True
+
+    return in_replicas(*given, settings)
+
+
 def test_replicas_that_reduce_and_share_the_statistics_of_the_batch():
-    def reduced(*given):
-        def settings(build):
-            build.reduce_strategy = build.ReduceStrategy.Reduce
-            build.sync_batch_norm = True
-
-        return in_replicas(*given, settings)
-
     found, compiled = trained(reduced, True)
     assert compiled <= MOST
     hold(found, exactly(reduced))
@@ -251,16 +251,30 @@ def test_sizes_that_are_none(sizes, expected):
         fluid.shape_buckets(sizes)
 
 
-def test_a_placement_without_padding_says_so():
-    def run(main, test, executor, variables):
-        fluid.set_flags({"FLAGS_cpu_replicas_joined": False})
-        with pytest.warns(RuntimeWarning, match="FLAGS_cpu_replicas_joined") as said:
-            for feed, _ in zip(in_replicas(main, test, executor, variables), range(5)):
-                yield feed
-        assert len([w for w in said if "each new shape" in str(w.message)]) == 1
-
+@pytest.mark.parametrize("run", [in_replicas, reduced], ids=["all-reduce", "reduce"])
+def test_replicas_on_devices_of_their_own(run):
+    expected = exactly(run)
+    fluid.set_flags({"FLAGS_cpu_replicas_joined": False})
     try:
-        with warnings.catch_warnings():
-            trained(run, True)
+        found, compiled = trained(run, True)
     finally:
         fluid.set_flags({"FLAGS_cpu_replicas_joined": True})
+    assert compiled <= MOST
+    hold(found, expected)
+
+
+def test_a_placement_without_padding_says_so():
+    def run(main, test, executor, variables):
+        def settings(build):
+            build._passes.append_pass("multi_batch_merge_pass").set("num_repeats", 2)
+
+        sizes = [(4, 9), (8, 7), (4, 8), (12, 5)]
+        given = [
+            {"x": np.zeros((count, length, 4), "float32"), "label": np.zeros((count, 1), "int64")}
+            for count, length in sizes
+        ]
+        with pytest.warns(RuntimeWarning, match="parts of a batch run in turn") as said:
+            yield from in_replicas(main, test, executor, variables, settings, given)
+        assert len([w for w in said if "each new shape" in str(w.message)]) == 1
+
+    trained(run, True)

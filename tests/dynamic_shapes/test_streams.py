@@ -208,6 +208,35 @@ def test_images_whose_height_and_width_vary():
     assert stream._refused is None
 
 
+def boxes_of_two_scales():
+    """A head of YOLOv3 on a map that joins two scales."""
+    image, truths = fluid.data("image", [None, 3, None, None]), 3
+    box, label = fluid.data("box", [None, truths, 4]), fluid.data("label", [None, truths], "int32")
+    small = layers.conv2d(layers.conv2d(image, 4, 3, 2, 1), 4, 3, 2, 1)
+    x = layers.concat(
+        [layers.resize_nearest(small, scale=2.0, align_corners=False), layers.conv2d(image, 4, 3, 2, 1)], 1
+    )
+    found = layers.conv2d(x, 2 * (5 + 3), 1)
+    losses = layers.yolov3_loss(found, box, label, [4, 6, 9, 7, 20, 30], [0, 1], 3, 0.7, 2)
+    fluid.optimizer.SGD(1e-3).minimize(layers.reduce_mean(losses))
+    return [losses]
+
+
+def test_detection_in_images_of_every_size():
+    random = np.random.RandomState(0)
+
+    def feed(count, size):
+        boxes = np.concatenate([random.rand(count, 3, 2), 0.05 + 0.4 * random.rand(count, 3, 2)], -1)
+        return {
+            "image": random.rand(count, 3, size, size).astype("float32"),
+            "box": boxes.astype("float32"),
+            "label": random.randint(0, 3, (count, 3)).astype("int32"),
+        }
+
+    stream = same(boxes_of_two_scales, [feed(2, size) for size in [32, 48, 40, 64, 24, 56, 72]], atol=1e-3)
+    assert len(stream._exact) == 2 and stream._refused is None
+
+
 def test_a_threshold_of_the_program_is_kept():
     """A slice that is longer than some batches, and not than others."""
 

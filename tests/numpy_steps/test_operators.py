@@ -9,10 +9,10 @@ import pytest
 from jax.extend.core import primitives
 
 from jfluid.check_device import cases
-from jfluid.compile.numpy_steps import interpreter
+from jfluid.compile.numpy_steps import interpreter, kernels
 from jfluid.compile.numpy_steps.beside import Listing, NoRule
 from jfluid.compile.numpy_steps.interpreter import host_value
-from jfluid.machine_code import direct_product, direct_rows, kernel_registry
+from jfluid.machine_code import direct_convolution, direct_product, direct_rows, kernel_registry
 from tests.dynamic_shapes.padding import difference
 from tests.dynamic_shapes.test_operators import weights
 
@@ -65,6 +65,25 @@ def test_rules_that_recorded_cases_do_not_reach(function):
         np.testing.assert_allclose(found, function(jnp.asarray(x)), 1e-6)
 
 
+CONVOLUTIONS = [
+    *itertools.product(("forward", "gradient"), ((1, 1), (2, 3)), ((0, 0), (1, 2))),
+    ("images", (1, 1), (1, 1)),
+]
+
+
+def convolution(draw, kind, strides, low):
+    """Images of 9 x 44 pixels with zeros before and behind, as windows of 3 x 2 need."""
+    x, w = draw.rand(3, 9, 44, 5).astype("float32"), draw.rand(3, 2, 5, 32).astype("float32")
+    out = 3, 14
+    if kind == "forward":
+        return lambda x, w: direct_convolution.forward(x, w, strides, low, out), (x, w)
+    grad = draw.rand(3, *out, 32).astype("float32")
+    if kind == "gradient":
+        return lambda x, g: direct_convolution.gradient(x, g, (3, 2), strides, low), (x, grad)
+    w = draw.rand(3, 2, 32, 32).astype("float32")
+    return lambda g, w: direct_convolution.of_images(g, w, low, (4, 14)), (grad, w)
+
+
 def kernel_calls():
     """Functions of the kernels that have rules, with arrays; rows outside a table among them."""
     draw = np.random.RandomState(4)
@@ -76,6 +95,7 @@ def kernel_calls():
         "put": (lambda t, r, v: direct_rows.put(t, r, v), (table, draw.permutation(300).astype("int64") - 5, values)),
         "add": (lambda t, r, v: direct_rows.add(t, r, v, jnp.float32(-0.5)), (table, rows, values)),
         "merge": (lambda r, v: direct_rows.merge(r, v, 50, 16), (rows, values)),
+        **{" ".join(map(str, ("convolution", *case))): convolution(draw, *case) for case in CONVOLUTIONS},
         **{
             f"product {over}": (
                 lambda a, b, over=over: direct_product.product(a, b, over),
@@ -87,11 +107,16 @@ def kernel_calls():
 
 
 @pytest.mark.parametrize(
-    "name", ["take", "put", "add", "merge", *(f"product {o}" for o in ("(0, 0)", "(0, 1)", "(1, 0)", "(1, 1)"))]
+    "name",
+    [
+        *("take", "put", "add", "merge"),
+        *(f"product {over}" for over in itertools.product((0, 1), repeat=2)),
+        *(" ".join(map(str, ("convolution", *case))) for case in CONVOLUTIONS),
+    ],
 )
 def test_kernels(name):
-    """A kernel's rule gives what its machine code gives, and no call of the kernel is compiled."""
-    if not kernel_registry.is_on("product" if "product" in name else "row"):
+    """A kernel's rule gives what its machine code gives, and no call of the kernel is compiled for its sizes."""
+    if not kernel_registry.is_on(name.split()[0] if " " in name else "row"):
         pytest.skip("the processor has no vectors for the group")
     with jax.enable_x64(True):
         function, arrays = kernel_calls()[name]
@@ -107,6 +132,25 @@ def test_kernels(name):
     assert [f.dtype for f in found] == [e.dtype for e in expected]
     for own, exact in zip(found, expected, strict=True):
         np.testing.assert_allclose(own, exact, 1e-5)
+
+
+def test_convolutions_of_many_sizes_share_an_executable():
+    if not kernel_registry.is_on("convolution"):
+        pytest.skip("the processor has no vectors for the group")
+    draw = np.random.RandomState(0)
+    kernels._compiled.cache_clear()
+    for count, columns in [(1, 44), (2, 51), (2, 48)]:
+        x, w = draw.rand(count, 9, columns, 5).astype("float32"), draw.rand(3, 2, 5, 32).astype("float32")
+        closed = jax.make_jaxpr(lambda x, w, n=columns: direct_convolution.forward(x, w, (1, 1), (1, 1), (9, n)))(x, w)
+        (found,) = Listing(closed).run([x, w])
+        assert found.shape == (count, 9, columns, 32)
+    assert kernels._compiled.cache_info().misses == 1
+
+
+def test_an_array_without_content():
+    closed = jax.make_jaxpr(lambda: jax.lax.empty((3, 4), "int32"))()
+    (found,) = Listing(closed).run([])
+    assert found.shape == (3, 4) and found.dtype == np.int32
 
 
 @pytest.mark.parametrize("primitive", [primitives.eq_to_p, primitives.le_to_p, primitives.lt_to_p], ids=str)

@@ -39,6 +39,7 @@ from jfluid.compile.numpy_steps import interpreter as numpy_steps
 from jfluid.compile.plan import Item
 from jfluid.compile.runtime.covers import Notes
 from jfluid.compile.runtime.executable_cache import Beside
+from jfluid.ops.selected_rows import SelectedRows
 
 _RULES = (rules, index_rules, loop_rules, window_rules)  # their import registers the rules
 _MOST_OBSERVED = 64
@@ -79,6 +80,9 @@ class Segment(Protocol):
     def recorded_arguments(self, donated: tuple[Any, ...], kept: tuple[Any, ...]) -> dict[str, Any] | None:
         """Return the arguments of a jaxpr of `recorded` by name; None if the jaxpr takes other layouts."""
 
+    def structured(self, arrays: Sequence[Any]) -> Sequence[Any]:
+        """Return the results of the segment from the arrays of a jaxpr of `recorded`: sparse rows are two arrays."""
+
     def padded(
         self,
         evaluate: Callable[[Mapping[str, Any], Any, Any], list[Any]],
@@ -100,6 +104,9 @@ class FeedShares(Protocol):
 
     def shares(self, name: str, value: Any) -> Sequence[Any] | None:
         """Return the array that each replica has of a feed; None for a feed that is no dense array."""
+
+    def divided(self, result: Any) -> Sequence[Any]:
+        """Return the result of each replica."""
 
     def together(self, parts: Sequence[np.ndarray]) -> Any:
         """Return the joined result from the result of each replica."""
@@ -262,7 +269,7 @@ class ShapeStream:
                 if (cover := self._cover(traced, bucket, need, prepared)) is not None:
                     bucket, (call, given) = cover, prepared(cover)
                 elif found := self._interpreted(traced, witness, call, donated, kept, key):
-                    return tuple(found), ()
+                    return tuple(self._own().structured(found)), ()
             results, flags = self._timed(traced, bucket, call, given)
         except NoRule:
             traced.executables.pop(tuple(bucket.items()), None)
@@ -273,11 +280,12 @@ class ShapeStream:
             traced.executables.pop(tuple(bucket.items()), None)
             raise NoRule("XLA does not take its operators at padded sizes") from error
         padded, true = Sizes(bucket, {}), [Sizes(own, {}) for own in sizes]
+        arrays, structure = jax.tree.flatten(results, is_leaf=_is_array)
         found = [
             r if all(map(is_constant, dims)) else self._trimmed(r, dims, padded, true)
-            for r, dims in zip(results, traced.results, strict=True)
+            for r, dims in zip(arrays, traced.results)  # the results of the segment come first
         ]
-        return tuple(found), flags
+        return jax.tree.unflatten(structure, found), flags
 
     def _is_compiled(
         self, traced: Traced, bucket: Mapping[str, int], call: Call, given: Sequence[Any], at_once: bool = False
@@ -391,7 +399,7 @@ class ShapeStream:
         """Return a result without its padding."""
         if self._replicas is None:
             return trimmed_array(result, dims, padded, true[0])
-        each = zip(np.asarray(result), true, strict=True)
+        each = zip(self._replicas.divided(result), true, strict=True)
         return self._replicas.together([trimmed_array(r, dims, padded, t) for r, t in each])
 
     def _record(
@@ -449,6 +457,11 @@ class ShapeStream:
 def _run_together(batch: Batch) -> bool:
     """Return True if shares of a batch differ in their rows alone: the batch then runs without padding."""
     return all(own[1:] == first[1:] for shapes in batch for own, first in zip(shapes, batch[0]))
+
+
+def _is_array(value: Any) -> bool:
+    """Return True if a result is one array of a trace, or the same array for each replica; sparse rows are two."""
+    return not isinstance(value, tuple | SelectedRows)
 
 
 def _shapes_of(value: Any) -> Any:

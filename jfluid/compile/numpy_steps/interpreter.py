@@ -172,7 +172,7 @@ class _Alone:
         try:
             hash(self._key)
         except TypeError:
-            self._key = id(self)
+            self._key = object()  # the cache keeps it, so that no other operation has its identity
 
     def __call__(self, *values: Any) -> Any:
         run = self.compiled.get_or_make(self._key, lambda: jax.jit(self._bind))

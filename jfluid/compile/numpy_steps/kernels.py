@@ -1,10 +1,22 @@
-"""NumPy rules of LLVM kernels for rows and products: an interpreted step compiles no call for each size."""
+"""Rules of LLVM kernels: an interpreted step compiles no call of a kernel for each size.
 
+NumPy computes rows and products. Kernels of convolutions run as they are, on flat arrays of a few sizes.
+"""
+
+import functools
+import math
+from collections.abc import Callable, Sequence
 from typing import Any
 
+import jax
 import numpy as np
 
 from jfluid.compile.numpy_steps.interpreter import rule
+from jfluid.host import aligned_memory
+
+# Sizes of the flat arrays of a convolution: a kernel reads its extents from its geometry. Memory behind them is not
+# touched.
+_ROOMS = [8**power for power in range(4, 9)]
 
 
 def _geometry(params: dict[str, Any], numbers: Any) -> dict[str, int]:
@@ -59,3 +71,43 @@ def _merge(params: dict[str, Any], rows: Any, values: Any, numbers: Any) -> list
     sums = np.zeros((geometry["room"], geometry["width"]), np.float32)
     np.add.at(sums, rank[place], values[inside])
     return [once, sums, np.array([len(order)], np.int64)]
+
+
+@rule("jfluid_convolution_forward", "jfluid_convolution_gradient", "jfluid_convolution_images")
+def _convolve(params: dict[str, Any], *operands: Any) -> list[Any]:
+    """Run the kernel on flat arrays with room for more: one executable serves the layers and sizes of a net."""
+    from jfluid.machine_code import calls  # LLVM, which not all programs need
+
+    *given, numbers = operands
+    shapes = [result.shape for result in params["results"]]
+    calls.checked(params["target_name"], numbers.tolist())
+    room = _room(max(value.size for value in given), *map(math.prod, shapes))
+    found = _compiled(params["target_name"], len(given), len(shapes), room)(_roomy(given, room), numbers)
+    return [np.asarray(flat)[: math.prod(shape)].reshape(shape) for flat, shape in zip(found, shapes)]
+
+
+def _room(*sizes: int) -> int:
+    """Return the size of arrays that hold `sizes` numbers each."""
+    most = max(sizes)
+    return next((room for room in _ROOMS if room >= most), 1 << (most - 1).bit_length())
+
+
+def _roomy(arrays: Sequence[Any], room: int) -> list[Any]:
+    """Return copies of float32 arrays at the beginning of flat arrays."""
+    found = []
+    for array in arrays:
+        flat = aligned_memory.empty((room,), np.float32)
+        flat[: array.size].reshape(array.shape)[...] = array
+        found.append(flat)
+    return found
+
+
+@functools.lru_cache(64)
+def _compiled(name: str, given: int, made: int, room: int) -> Callable[..., Any]:
+    """Return the call of a kernel on flat arrays."""
+    results = [jax.ShapeDtypeStruct((room,), np.float32)] * made
+
+    def run(arrays: Sequence[Any], numbers: Any) -> Any:
+        return jax.ffi.ffi_call(name, results)(*arrays, numbers)
+
+    return jax.jit(run)

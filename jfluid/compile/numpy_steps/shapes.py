@@ -88,6 +88,13 @@ def padded(x: Any, filling: Any, config: Sequence[tuple[int, int, int]]) -> Any:
     return found
 
 
+@rule("empty", "empty2")
+def _empty(params: dict[str, Any], *operands: Any) -> Any:
+    """Return zeros for an array without a defined content."""
+    (result,) = params["results"]
+    return np.zeros(result.shape, result.dtype)
+
+
 @rule("iota")
 def _iota(params: Params, *sizes: Any) -> Any:
     shape, at = params["shape"], params["dimension"]

@@ -13,7 +13,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from jfluid import processes
 from jfluid.compile.plan import Item
-from jfluid.compile.runtime.executables import Executables
+from jfluid.compile.runtime.executables import Executables, WaitedCall
 from jfluid.compile.runtime.options import options
 from jfluid.ir.block import reads_of, writes_of
 from jfluid.ir.operator import Operator
@@ -22,12 +22,18 @@ from jfluid.ops.collective import AXIS
 from jfluid.processes import collective_watch
 
 
-class CollectiveJit:
+def mesh_with(device: jax.Device) -> Mesh:
+    """Return the mesh of one device of each process. All processes must call the function."""
+    return Mesh(np.array(processes.all_devices([device])), (AXIS,))
+
+
+class CollectiveJit(WaitedCall):
     """`jax.jit(function)` with collectives across all processes. Each process calls it with local arrays.
 
     Args:
         function: `(donated, kept, key)` -> a tree of arrays.
         device: the device of this process.
+        mesh: the result of `mesh_with(device)`.
         kind: the kind of the calls, for `collective_watch`.
     """
 
@@ -35,11 +41,11 @@ class CollectiveJit:
         self,
         function: Callable[[tuple[Any, ...], tuple[Any, ...], Any], Any],
         device: jax.Device,
+        mesh: Mesh,
         kind: str = collective_watch.STEP,
     ):
-        self._function, self._kind = function, kind
+        self._function, self._kind, self._mesh = function, kind, mesh
         self._home = jax.sharding.SingleDeviceSharding(device)
-        self._mesh = Mesh(np.array(processes.all_devices([device])), (AXIS,))
         self._divided = NamedSharding(self._mesh, PartitionSpec(AXIS))
         self._programs: dict[Any, Callable[..., Any]] = {}
         # the last call's results: (this process's array, the array of all)

@@ -1,5 +1,6 @@
 """Placements of steps: one device, one device of each process, or (in `parallel`) replicas on several devices."""
 
+import functools
 import math
 import warnings
 from abc import ABC, abstractmethod
@@ -14,6 +15,7 @@ import numpy as np
 from jfluid import errors, processes
 from jfluid.compile import trace
 from jfluid.compile.dynamic_shapes.stream import FeedShares
+from jfluid.compile.dynamic_shapes.traced import Call
 from jfluid.compile.lower import NOTHING, Known
 from jfluid.compile.numpy_steps.beside import device_of_interpreter
 from jfluid.compile.plan import Plan
@@ -52,9 +54,17 @@ class Padder(Protocol):
     ) -> Any:
         """Return the jaxpr of segment `at`, as one replica runs it, with arguments sorted by name, then the key.
 
+        Its results have the names of `recorded_names`.
+
         Args:
             shapes: shapes by name that replace the shapes of arguments.
         """
+
+    def recorded_names(self, at: int, gives: Sequence[str]) -> list[str]:
+        """Return the names of the results of `recorded`."""
+
+    def structured(self, at: int, arrays: Sequence[Any]) -> Sequence[Any]:
+        """Return the results of `recorded` from the arrays of its jaxpr: sparse rows are two arrays."""
 
     def lower_computed(self, at: int, env: Env, compute: Computed, key: Any, true: Any) -> None:
         """Add the results of `compute`, which stands for segment `at`, to the values by name.
@@ -87,6 +97,7 @@ class Placement(ABC):
 
     def __init__(self, plan: Plan):
         self.plan = plan
+        self._structures: dict[int, Any] = {}  # of the results of `recorded`, by segment
 
     @abstractmethod
     def home(self, name: str) -> jax.sharding.Sharding:
@@ -140,6 +151,50 @@ class Placement(ABC):
         """Return the placement as a `Padder`; None if batches keep exact shapes."""
         return None
 
+    def recorded_names(self, at: int, gives: Sequence[str]) -> list[str]:
+        """Return the names of the results of `recorded`: `gives`, then results that `lower_computed` alone reads."""
+        return list(gives)
+
+    def recorded(
+        self,
+        at: int,
+        values: Env,
+        shapes: Mapping[str, tuple[int, ...]],
+        key: Any,
+        gives: Sequence[str],
+    ) -> Any:
+        """See `Padder.recorded`."""
+
+        def shape(name: str, value: Any) -> jax.ShapeDtypeStruct:
+            own = shapes.get(name, np.shape(value))
+            if name in self.held:
+                own = permuted(own, inverse(self.held[name]))
+            return jax.ShapeDtypeStruct(own, value.dtype)
+
+        def run(env: Env, key: Any) -> list[Any]:
+            found = self._run_recorded(at, dict(env), trace.random_key(key))
+            alone = self._replicas_of(at) is None
+            results = [trace.dense(n, found.get(n), or_rows=alone) for n in self.recorded_names(at, gives)]
+            self._structures[at] = jax.tree.structure(results)
+            return results
+
+        given = {name: shape(name, value) for name, value in values.items()}
+        with self.context(), collector.paused():
+            return trace.jaxpr_of(run, given, key, replicas=self._replicas_of(at))
+
+    def structured(self, at: int, arrays: Sequence[Any]) -> Sequence[Any]:
+        """See `Padder.structured`."""
+        found: list[Any] = jax.tree.unflatten(self._structures[at], arrays)
+        return found
+
+    def _run_recorded(self, at: int, env: Env, key: Any) -> Env:
+        """Trace the operators of segment `at` for `recorded`; return the values with their outputs."""
+        return trace.recorded(self.plan.segments[at].ops, env, key)
+
+    def _replicas_of(self, at: int) -> int | None:
+        """Return the number of replicas that run segment `at` together, or None without replicas."""
+        return None
+
     def feed_shares(self) -> FeedShares | None:
         """Return the placement as the divider of feeds, or None for undivided batches."""
         return None
@@ -148,7 +203,7 @@ class Placement(ABC):
     def compiled(self, at: int, function: Function) -> Function:
         """Return segment `at`, jitted. The first arguments are donated."""
 
-    def executables(self, at: int, fresh: Callable[[], Function], entry: Entry | None = None) -> Function:
+    def executables(self, at: int, fresh: Callable[[], Function], entry: Entry | None = None) -> Call:
         """Return a function that calls segment `at` and compiles it at the first call.
 
         Args:
@@ -299,36 +354,6 @@ class OneDevice(Placement):
         env.update(trace.lower_first(first, env, trace.random_key(key), known))
         return env
 
-    def recorded(
-        self,
-        at: int,
-        values: Env,
-        shapes: Mapping[str, tuple[int, ...]],
-        key: Any,
-        gives: Sequence[str],
-    ) -> Any:
-        def shape(name: str, value: Any) -> jax.ShapeDtypeStruct:
-            own = shapes.get(name, np.shape(value))
-            if name in self.held:
-                own = permuted(own, inverse(self.held[name]))
-            return jax.ShapeDtypeStruct(own, value.dtype)
-
-        def run(env: Env, key: Any) -> list[Any]:
-            found = self._run_recorded(at, dict(env), trace.random_key(key))
-            return [trace.dense(name, found.get(name)) for name in gives]
-
-        given = {name: shape(name, value) for name, value in values.items()}
-        with self.context(), collector.paused():
-            return trace.jaxpr_of(run, given, key, replicas=self._replicas_of(at))
-
-    def _run_recorded(self, at: int, env: Env, key: Any) -> Env:
-        """Trace the operators of segment `at` for `recorded`; return the values with their outputs."""
-        return trace.recorded(self.plan.segments[at].ops, env, key)
-
-    def _replicas_of(self, at: int) -> int | None:
-        """Return the number of replicas that run segment `at` together, or None without replicas."""
-        return None
-
     def lower_computed(self, at: int, env: Env, compute: Computed, key: Any, true: Any) -> None:
         segment = self.plan.segments[at]
         trace.laid_out(lambda values: compute(values, key, true), segment.ops, env, not self.on_gpus, self.held)
@@ -347,7 +372,7 @@ class OneDevice(Placement):
         """Return the values that identify the segments, besides the plan and the device."""
         return ()
 
-    def executables(self, at: int, fresh: Callable[[], Function], entry: Entry | None = None) -> Function:
+    def executables(self, at: int, fresh: Callable[[], Function], entry: Entry | None = None) -> Call:
         # A startup program gives the same parameters each time, to the last bit.
         fixed = self.plan.starts_anew or not self.pads or self.feed_shares() is not None
         interprets = None if fixed else device_of_interpreter(self.device)
@@ -391,12 +416,16 @@ class OneDevice(Placement):
 class Processes(OneDevice):
     """Placement on a device of each process.
 
-    Segments with operators that compute with the values of all processes are one program of all processes.
+    Segments with operators that compute with the values of all processes are one program of all processes. On CPUs each
+    process pads its own batch: processes exchange gradients, whose shapes do not follow from the batch.
     """
 
-    pads = False
-    exact_because = "processes of a collective job keep exact shapes"
+    exact_because = "processes on GPUs keep exact shapes: XLA tunes a program on all GPUs together"
     _joins_slots = False  # the sizes of slots differ by process
+
+    def __init__(self, plan: Plan, device: jax.Device):
+        super().__init__(plan, device)
+        self.pads = not self.on_gpus
 
     def lower(
         self,
@@ -418,6 +447,16 @@ class Processes(OneDevice):
         env.update(trace.lower_first(first, env, own, known))
         return env
 
+    def _run_recorded(self, at: int, env: Env, key: Any) -> Env:
+        segment = self.plan.segments[at]
+        if not segment.collective:
+            return super()._run_recorded(at, env, key)
+        own = None if key is None else jax.random.fold_in(key, jax.lax.axis_index(AXIS))
+        return trace.recorded(collective_jit.fused(segment.ops), env, own)
+
+    def _replicas_of(self, at: int) -> int | None:
+        return processes.count() if self.plan.segments[at].collective else None
+
     def everywhere(self, at: int, value: Any) -> np.ndarray:
         if not self.plan.segments[at].collective:
             return super().everywhere(at, value)
@@ -436,16 +475,24 @@ class Processes(OneDevice):
         return found
 
     def compiled(self, at: int, function: Function) -> Function:
+        collective = self.plan.segments[at].collective
+        return self._collective(at, function) if collective else super().compiled(at, function)
+
+    def _collective(self, at: int, function: Function) -> collective_jit.CollectiveJit:
+        """Return segment `at` as a program of all processes."""
         segment = self.plan.segments[at]
-        if not segment.collective:
-            return super().compiled(at, function)
         trains = any(op.attrs.get("op_role", 0) & OpRole.Optimize for _, op, _ in segment.ops)
         kind = collective_watch.STEP if trains else collective_watch.RUN
-        return collective_jit.CollectiveJit(function, self.device, kind)
+        return collective_jit.CollectiveJit(function, self.device, self._mesh, kind)
 
-    def executables(self, at: int, fresh: Callable[[], Function], entry: Entry | None = None) -> Function:
+    @functools.cached_property
+    def _mesh(self) -> jax.sharding.Mesh:
+        """Mesh of all processes, which meet once: a process compiles for more shapes than another process."""
+        return collective_jit.mesh_with(self.device)
+
+    def executables(self, at: int, fresh: Callable[[], Function], entry: Entry | None = None) -> Call:
         if self.plan.segments[at].collective:
-            return self.compiled(at, fresh())  # CollectiveJit compiles ahead of time, too
+            return self._collective(at, fresh())  # CollectiveJit compiles ahead of time, too
         return super().executables(at, fresh, entry)
 
     def entry(

@@ -12,6 +12,7 @@ from jfluid import errors, flags
 from jfluid.compile import scalars
 from jfluid.compile.dynamic_shapes.exact_shapes import ExactShapes
 from jfluid.compile.dynamic_shapes.stream import ShapeStream
+from jfluid.compile.dynamic_shapes.traced import Call
 from jfluid.compile.lower import Known
 from jfluid.compile.plan import Plan, with_host_loop
 from jfluid.compile.runtime import memory, slots
@@ -137,12 +138,17 @@ class CompiledSegment:
         interprets = isinstance(plain, Executables) and plain.interprets
         return self._entry.of("padded", *identity) if self._entry and interprets else None
 
+    def structured(self, arrays: Sequence[Any]) -> Sequence[Any]:
+        """See `dynamic_shapes.stream.Segment.structured`."""
+        assert self._padder is not None  # a stream asks
+        return self._padder.structured(self.at, arrays)
+
     def padded(
         self,
         evaluate: Callable[[Mapping[str, Any], Any, Any], list[Any]],
         identity: Sequence[Any],
         beside: Beside,
-    ) -> Executables:
+    ) -> Call:
         """See `dynamic_shapes.stream.Segment.padded`."""
         own, at, padder, name = weakref.ref(self), self.at, self._padder, self._name
         assert padder is not None  # a stream asks
@@ -151,11 +157,12 @@ class CompiledSegment:
             *kept_values, true = kept
             segment = own()
             assert segment is not None  # it is called
-            gives = segment.gives
+            gives = padder.recorded_names(at, segment.gives)
 
             def compute(env: dict[str, Any], key: Any, true: Any) -> dict[str, Any]:
                 values = {name: env[name] for name in sorted(env)}
-                env.update(zip(gives, evaluate(values, key, true)))
+                found = evaluate(values, key, true)
+                env.update(zip(gives, padder.structured(at, found), strict=True))
                 return env
 
             def lower(env: dict[str, Any], watch: Any) -> None:
@@ -166,9 +173,7 @@ class CompiledSegment:
         run.__name__ = run.__qualname__ = f"{name}_padded"
         together = Together([_Noted(own), beside])
         entry = self._entry and self._entry.of("padded", *identity, beside=together)
-        found = self._placement.executables(at, lambda: run, entry)
-        assert isinstance(found, Executables)  # so it is where a placement pads
-        return found
+        return self._placement.executables(at, lambda: run, entry)
 
     def _trace(
         self,

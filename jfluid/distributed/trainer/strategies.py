@@ -93,16 +93,16 @@ class Direct(Strategy):
     def __init__(self, synchronous: bool | None = None, pending: bool = False):
         self._synchronous, self._pending = synchronous, pending
 
-    def _in_rounds(self, program: TrainerProgram) -> bool:
+    def in_rounds(self, program: TrainerProgram) -> bool:
         return program.synchronous if self._synchronous is None else self._synchronous
 
     def overlaps(self, program: TrainerProgram) -> bool:
-        return not self._in_rounds(program)
+        return not self.in_rounds(program)
 
     def push(
         self, connection: TrainerConnection, program: TrainerProgram, gradients: Gradients, scope: Scope
     ) -> dict[str, Array]:
-        in_rounds = self._in_rounds(program)
+        in_rounds = self.in_rounds(program)
         number = connection.rounds + 1 if in_rounds else 0
         state = local_state.packed(program, scope, number) if in_rounds and connection.recovers else b""
 

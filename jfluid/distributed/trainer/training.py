@@ -300,7 +300,12 @@ class Trainer(Runner):
             spread = devices.other(step_input.program, self.program.summed)
             return self._engine.prepare(step_input.program, feed, names, spread)
         given = Owned(feed) if step_input.owned else feed
-        return self._engine.prepare(step_input.program, given, names, exact=True)
+        return self._engine.prepare(step_input.program, given, names, exact=self._is_exact)
+
+    @property
+    def _is_exact(self) -> bool:
+        """True if batches keep exact shapes: a trainer that is started again repeats the bits of its rounds."""
+        return self.program.trains and (self._connected().strategy or DIRECT).in_rounds(self.program)
 
     @functools.cached_property
     def _only_sent(self) -> set[str]:
@@ -387,8 +392,8 @@ class Trainer(Runner):
             self._asking[names] = program
         program = self._asking[names]
         feed = self._with_rows(program, feed, scope)
-        given = program.global_block().vars
-        found = self._engine.run(program, {n: v for n, v in feed.items() if n in given}, list(names), scope, exact=True)
+        given = {n: v for n, v in feed.items() if n in program.global_block().vars}
+        found = self._engine.run(program, given, list(names), scope, exact=self._is_exact)
         return [f.tensor() for f in found]
 
     def _with_rows(self, program: Program, feed: Feed, scope: Scope) -> Feed:

@@ -58,6 +58,10 @@ class Strategy(ABC):
     def overlaps(self, program: TrainerProgram) -> bool:
         """Return True if rows for the next step may be pulled before this one's gradients are applied."""
 
+    def in_rounds(self, program: TrainerProgram) -> bool:
+        """Return True if trainers wait for each other: the bits of a job then do not depend on restarts."""
+        return False
+
     def begin(self, connection: "TrainerConnection", program: TrainerProgram, scope: Scope) -> None:  # noqa: B027
         """Prepare for the next step."""
 

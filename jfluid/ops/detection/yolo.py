@@ -181,7 +181,7 @@ def _matches(truth: Array, sizes: np.ndarray, chosen: list[int], side: int) -> t
 
     Both are int32 [images, truths].
     """
-    base = jnp.asarray(sizes / side, truth.dtype)
+    base = jnp.asarray(sizes, truth.dtype) / side
     shared = jnp.minimum(truth[..., None, 2:], base)
     area = truth[..., None, 2] * truth[..., None, 3] + base[:, 0] * base[:, 1]
     anchor = jnp.argmax(_share(shared[..., 0], shared[..., 1], area), axis=-1).astype(jnp.int32)

@@ -31,7 +31,7 @@ def test_values_come_in_and_out(device):
         noise = None if key is None else jax.random.uniform(jax.random.wrap_key_data(key, impl="threefry2x32"), (2,))
         return (state * scale + kept["shift"], scale + 1), {"total": total, "noise": noise}
 
-    call = collective_jit.CollectiveJit(function, device)
+    call = collective_jit.CollectiveJit(function, device, collective_jit.mesh_with(device))
     state, scale = jnp.ones((3, 2)), np.float32(2)
     for i in range(3):
         (new, scale), out = call((state, scale), {"shift": np.float32(i)}, None)
