@@ -38,7 +38,7 @@ def test_demo(tmp_path):
     assert len(rows) == 2 and 500 < int(rows[1].replace(",", "")) < 2500
     for trainer in range(2):
         assert re.search(
-            rf"^\[{trainer}\] step 20/20  [\d,]+ examples/s  loss 0\.\d+  rows [\d,]+$",
+            rf"^[\d-]+ [\d:,]+ \[{trainer}\] step 20/20  [\d,]+ examples/s  loss 0\.\d+  rows [\d,]+$",
             result.stderr,
             re.MULTILINE,
         )
