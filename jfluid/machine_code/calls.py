@@ -5,7 +5,7 @@ Indices in arrays are bounded where a kernel reads them.
 """
 
 import functools
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from types import SimpleNamespace
 from typing import Any
 
@@ -14,6 +14,7 @@ import numpy as np
 from jax import Array
 
 from jfluid import errors
+from jfluid.host import aligned_memory
 from jfluid.machine_code import kernel_registry
 from jfluid.machine_code.extents import Extents
 
@@ -45,6 +46,48 @@ def call(
         _hold_sizes(name, what, arrays, wanted)
     found: Sequence[Array] = jax.ffi.ffi_call(name, results, **options)(*given, np.array(ordered, np.int32))
     return found
+
+
+def call_on_flat(name: str, given: Sequence[Any], numbers: Any, made: Sequence[Any], room: int) -> Sequence[Array]:
+    """Call a kernel outside of a step, on flat float32 arrays with room for more than its extents.
+
+    One executable serves all geometries of the same room: a kernel reads its extents from its geometry.
+
+    Args:
+        given: the input arrays, of any shapes.
+        numbers: int32, the geometry in the kernel's order.
+        made: shape and dtype of each result.
+        room: size of the flat arrays.
+
+    Returns:
+        float32 [room] for each result, which begins with the result.
+
+    Raises ShapeError for arrays or numbers with which the kernel would access memory out of bounds.
+    """
+    extents = checked(name, numbers.tolist())
+    _hold_sizes(name, "given", given, extents.given)
+    _hold_sizes(name, "made", made, extents.made)
+    if any(array.size > room for array in (*given, *made)):
+        raise errors.ShapeError(f"machine code {name}: expected arrays of at most {room} numbers")
+    return _on_flat(name, len(given), len(made), room)([_flat(array, room) for array in given], numbers)
+
+
+def _flat(array: Any, room: int) -> Any:
+    flat = aligned_memory.empty((room,), np.float32)
+    flat[: array.size].reshape(array.shape)[...] = array
+    return flat
+
+
+@functools.lru_cache(64)
+def _on_flat(name: str, given: int, made: int, room: int) -> Callable[..., Sequence[Array]]:
+    """Return the compiled call of a kernel on flat arrays."""
+    results = [jax.ShapeDtypeStruct((room,), np.float32)] * made
+
+    def run(arrays: Sequence[Any], numbers: Any) -> Sequence[Array]:
+        found: Sequence[Array] = jax.ffi.ffi_call(name, results)(*arrays, numbers)
+        return found
+
+    return jax.jit(run)
 
 
 def checked(name: str, numbers: Sequence[int]) -> Extents:

@@ -1,6 +1,7 @@
 """Convolutions and transposed convolutions."""
 
 import functools
+import itertools
 import math
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
@@ -97,10 +98,18 @@ class _Windows(NamedTuple):
     out: tuple[int, ...]
     dilations: tuple[int, ...]
 
+    def padded(self, x: Array) -> Array:
+        """Return a padded image."""
+        return windows.pad(x, self.axes, self.pads, 0)
+
+    def tap(self, x: Array, place: Sequence[int]) -> Array:
+        """Return the elements of a padded image that all windows have at a place."""
+        return windows.tap(x, self.axes, place, self.strides, self.out, self.dilations)
+
     def taps(self, x: Array, kernel: Sequence[int]) -> list[Array]:
-        """Return, for each place in a window, the elements of a padded image that all windows have there."""
-        padded = windows.pad(x, self.axes, self.pads, 0)
-        return windows.taps(padded, self.axes, kernel, self.strides, self.out, self.dilations)
+        """Return, for each place in a window, the elements of an image that all windows have there."""
+        padded = self.padded(x)
+        return [self.tap(padded, place) for place in itertools.product(*map(range, kernel))]
 
     def mirrored(self, sizes: Sequence[int], kernel: Sequence[int]) -> tuple["_Windows", tuple[int, ...]]:
         """Return the windows, one step apart, that gather an image's gradient, and the zeros between its elements.
@@ -143,9 +152,9 @@ def _depthwise_backward(at: _Windows, kept: tuple[Array, Array], grad: Array) ->
     kernel = w.shape[2:]
     others = tuple(i for i in range(x.ndim) if i != (1 if at.axes[0] == 2 else x.ndim - 1))
     sums: list[Array] = []
-    for place in range(math.prod(kernel)):  # XLA copies the elements of each tap: one after the other
+    for place in itertools.product(*map(range, kernel)):  # XLA copies the elements of each tap: one after the other
         later = dependency.after(x, sums[-1] if sums else grad)
-        sums.append((at.taps(later, kernel)[place] * grad).sum(others))
+        sums.append((at.tap(at.padded(later), place) * grad).sum(others))
     gathers, between = at.mirrored([x.shape[a] for a in at.axes], kernel)
     spread = windows.spread(dependency.after(grad, sums[-1]), at.axes, between)
     found = zip(gathers.taps(spread, kernel), reversed(_weights(w, x.ndim, at.axes)))

@@ -112,14 +112,23 @@ def taps(
     dilations: Sequence[int] | None = None,
 ) -> list[jax.Array]:
     """Return, for each place in a window in row-major order, the elements that all windows have there."""
-    found = []
     dilations = dilations or (1,) * len(axes)
-    for place in itertools.product(*map(range, kernel)):
-        index = [slice(None)] * x.ndim
-        for axis, i, d, s, n in zip(axes, place, dilations, strides, out):
-            index[axis] = slice(i * d, i * d + s * (n - 1) + 1, s)
-        found.append(x[tuple(index)])
-    return found
+    return [tap(x, axes, place, strides, out, dilations) for place in itertools.product(*map(range, kernel))]
+
+
+def tap(
+    x: jax.Array,
+    axes: Sequence[int],
+    place: Sequence[int],
+    strides: Sequence[int],
+    out: Sequence[int],
+    dilations: Sequence[int],
+) -> jax.Array:
+    """Return the elements that all windows have at a place."""
+    index = [slice(None)] * x.ndim
+    for axis, i, d, s, n in zip(axes, place, dilations, strides, out):
+        index[axis] = slice(i * d, i * d + s * (n - 1) + 1, s)
+    return x[tuple(index)]
 
 
 def window_sum(

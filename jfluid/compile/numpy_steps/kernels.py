@@ -3,16 +3,11 @@
 NumPy computes rows and products. Kernels of convolutions run as they are, on flat arrays of a few sizes.
 """
 
-import functools
-import math
-from collections.abc import Callable, Sequence
 from typing import Any
 
-import jax
 import numpy as np
 
 from jfluid.compile.numpy_steps.interpreter import rule
-from jfluid.host import aligned_memory
 
 # Sizes of the flat arrays of a convolution: a kernel reads its extents from its geometry. Memory behind them is not
 # touched.
@@ -79,35 +74,12 @@ def _convolve(params: dict[str, Any], *operands: Any) -> list[Any]:
     from jfluid.machine_code import calls  # LLVM, which not all programs need
 
     *given, numbers = operands
-    shapes = [result.shape for result in params["results"]]
-    calls.checked(params["target_name"], numbers.tolist())
-    room = _room(max(value.size for value in given), *map(math.prod, shapes))
-    found = _compiled(params["target_name"], len(given), len(shapes), room)(_roomy(given, room), numbers)
-    return [np.asarray(flat)[: math.prod(shape)].reshape(shape) for flat, shape in zip(found, shapes)]
+    made = params["results"]
+    room = _room(max(value.size for value in (*given, *made)))
+    found = calls.call_on_flat(params["target_name"], given, numbers, made, room)
+    return [np.asarray(flat)[: result.size].reshape(result.shape) for flat, result in zip(found, made)]
 
 
-def _room(*sizes: int) -> int:
-    """Return the size of arrays that hold `sizes` numbers each."""
-    most = max(sizes)
-    return next((room for room in _ROOMS if room >= most), 1 << (most - 1).bit_length())
-
-
-def _roomy(arrays: Sequence[Any], room: int) -> list[Any]:
-    """Return copies of float32 arrays at the beginning of flat arrays."""
-    found = []
-    for array in arrays:
-        flat = aligned_memory.empty((room,), np.float32)
-        flat[: array.size].reshape(array.shape)[...] = array
-        found.append(flat)
-    return found
-
-
-@functools.lru_cache(64)
-def _compiled(name: str, given: int, made: int, room: int) -> Callable[..., Any]:
-    """Return the call of a kernel on flat arrays."""
-    results = [jax.ShapeDtypeStruct((room,), np.float32)] * made
-
-    def run(arrays: Sequence[Any], numbers: Any) -> Any:
-        return jax.ffi.ffi_call(name, results)(*arrays, numbers)
-
-    return jax.jit(run)
+def _room(size: int) -> int:
+    """Return the size of arrays that hold `size` numbers."""
+    return next((room for room in _ROOMS if room >= size), 1 << (size - 1).bit_length())
