@@ -21,6 +21,7 @@ from jax._src import compiler
 from jax._src.interpreters import mlir
 
 import jfluid as fluid
+from jfluid import flags
 from tests import executed_operators, file_order, renewed_tables, slow_tests
 
 # XLA has not read its flags yet, and ends the process where it does not know one. Processes of tests, and workers,
@@ -126,6 +127,16 @@ def fresh_programs():
         fluid.unique_name.guard(),
     ):
         yield
+
+
+@pytest.fixture(autouse=True, scope="module")
+def flags_as_before():
+    """Flags that a module sets and leaves are not those of later modules in the same process."""
+    before = dict(flags._values)
+    yield
+    flags._values.clear()
+    flags._values.update(before)
+    flags.change_count += 1
 
 
 @pytest.fixture(autouse=True, scope="module")

@@ -32,11 +32,12 @@ def _temporary_bytes(build, feed, monkeypatch, optimizer=None):
     with fluid.scope_guard(fluid.Scope()):
         exe.run(startup)
         found.clear()
+        before = fluid.get_flags("FLAGS_interpret_first_steps")
         fluid.set_flags({"FLAGS_interpret_first_steps": False})
         try:
             losses = [exe.run(main, feed=feed, fetch_list=[loss])[0].item() for _ in range(3)]
         finally:
-            fluid.set_flags({"FLAGS_interpret_first_steps": True})
+            fluid.set_flags(before)
     return max(found), losses
 
 

@@ -45,6 +45,7 @@ def feeds():
 
 def trained(kind, padded, sync):
     """Losses, predictions and parameters of a trainer, and the number of compilations."""
+    before = fluid.get_flags(["FLAGS_dynamic_shapes", "FLAGS_interpret_first_steps"])
     fluid.set_flags({"FLAGS_dynamic_shapes": padded, "FLAGS_interpret_first_steps": False})
     try:
         with Job(network(kind), 2, sync=sync) as job:
@@ -54,7 +55,7 @@ def trained(kind, padded, sync):
                 found = [trainer.run(feed, list(trainer.built)) for feed in feeds()]
             return found, job.parameters(), len(compiled)
     finally:
-        fluid.set_flags({"FLAGS_dynamic_shapes": True, "FLAGS_interpret_first_steps": True})
+        fluid.set_flags(before)
 
 
 @pytest.mark.parametrize("kind", ["sparse", "distributed"])

@@ -253,13 +253,14 @@ def test_a_step_that_xla_would_compile_for_hours_is_refused(interprets, monkeypa
     x = fluid.data("x", [2], "float32")
     for _ in range(50):
         x = fluid.layers.tanh(x)
+    before = fluid.get_flags("FLAGS_interpret_first_steps")
     with fluid.scope_guard(fluid.Scope()):
         fluid.set_flags({"FLAGS_interpret_first_steps": interprets})
         try:
             with pytest.raises(errors.UnsupportedError, match=r"the step has \d+ operations, expected at most 40"):
                 fluid.Executor(fluid.CPUPlace()).run(feed={"x": np.ones(2, "float32")}, fetch_list=[x])
         finally:
-            fluid.set_flags({"FLAGS_interpret_first_steps": True})
+            fluid.set_flags(before)
 
 
 def test_bodies_of_loops_count():
