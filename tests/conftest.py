@@ -21,7 +21,7 @@ from jax._src import compiler
 from jax._src.interpreters import mlir
 
 import jfluid as fluid
-from jfluid import flags
+from jfluid import flags, processes
 from tests import executed_operators, file_order, renewed_tables, slow_tests
 
 # XLA has not read its flags yet, and ends the process where it does not know one. Processes of tests, and workers,
@@ -130,10 +130,11 @@ def fresh_programs():
 
 
 @pytest.fixture(autouse=True, scope="module")
-def flags_as_before():
-    """Flags that a module sets and leaves are not those of later modules in the same process."""
-    before = dict(flags._values)
+def process_as_before():
+    """Flags that a module sets, and a job that it joins, are not those of later modules in the same process."""
+    before, joined = dict(flags._values), processes._joined
     yield
+    processes._joined = joined
     flags._values.clear()
     flags._values.update(before)
     flags.change_count += 1

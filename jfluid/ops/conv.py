@@ -108,8 +108,7 @@ class _Windows(NamedTuple):
 
     def taps(self, x: Array, kernel: Sequence[int]) -> list[Array]:
         """Return, for each place in a window, the elements of an image that all windows have there."""
-        padded = self.padded(x)
-        return [self.tap(padded, place) for place in itertools.product(*map(range, kernel))]
+        return windows.taps(self.padded(x), self.axes, kernel, self.strides, self.out, self.dilations)
 
     def mirrored(self, sizes: Sequence[int], kernel: Sequence[int]) -> tuple["_Windows", tuple[int, ...]]:
         """Return the windows, one step apart, that gather an image's gradient, and the zeros between its elements.

@@ -1,60 +1,28 @@
 """Batches that run in a compiled bucket which holds them: compilations of a stream, and a second start."""
 
-import threading
-
-import jax
 import numpy as np
 import pytest
-from jax.experimental.compilation_cache import compilation_cache
 
 import jfluid as fluid
 from jfluid import layers
 from jfluid.compile.dynamic_shapes.buckets import Buckets
 from jfluid.compile.dynamic_shapes.stream import ShapeStream
-from jfluid.compile.numpy_steps import beside
-from jfluid.compile.runtime import executable_cache, executables, library_fusions
+from jfluid.compile.dynamic_shapes.traced import Traced
+from jfluid.compile.runtime import executables, library_fusions
+from tests.kept_steps import calls_of, finish, folder
+
+__all__ = ["folder"]
 
 SIZES = [(20, 17), (15, 30), *[tuple(np.random.RandomState(at).randint(3, 40, 2).tolist()) for at in range(24)]]
-
-
-def finish():
-    """Wait for compilations and for files."""
-    for name in (beside.THREAD, executable_cache.THREAD):
-        for thread in threading.enumerate():
-            if thread.name == name:
-                thread.join()
-
-
-@pytest.fixture
-def folder(tmp_path):
-    before, old = jax.config.jax_compilation_cache_dir, fluid.get_flags("FLAGS_compilation_cache_dir")
-    jax.config.update("jax_compilation_cache_dir", None)
-    fluid.set_flags({"FLAGS_compilation_cache_dir": str(tmp_path)})
-    yield tmp_path
-    finish()
-    fluid.set_flags(old)
-    jax.config.update("jax_compilation_cache_dir", before)
-    compilation_cache.reset_cache()
 
 
 @pytest.fixture
 def work(monkeypatch):
     """The names of what is done for padded steps: a compilation, an interpreted step, a padded trace."""
-    done = []
-
-    def noting(owner, name):
-        old = getattr(owner, name)
-
-        def noted(*args, **more):
-            done.append(name)
-            return old(*args, **more)
-
-        monkeypatch.setattr(owner, name, noted)
-
-    noting(library_fusions, "compiled")
-    noting(executables.Executables, "interpret")
-    noting(ShapeStream, "_evaluation")
-    return done
+    return calls_of(
+        monkeypatch,
+        [(library_fusions, "compiled"), (executables.Executables, "interpret"), (ShapeStream, "_evaluation")],
+    )
 
 
 def losses(interpreted, sizes=SIZES):
@@ -85,10 +53,10 @@ def losses(interpreted, sizes=SIZES):
 def test_one_bucket_serves_a_stream(work, monkeypatch):
     expected, _ = losses(False)
 
-    def pays(self, traced, waiting):
+    def pays(self, waiting):
         return waiting is None and work.count("interpret") % 5 == 4
 
-    monkeypatch.setattr(ShapeStream, "_pays", pays)
+    monkeypatch.setattr(Traced, "pays", pays)
     work.clear()
     found, traced = losses(True)
     np.testing.assert_allclose(found, expected, rtol=1e-4)
@@ -113,7 +81,7 @@ def test_a_bucket_of_its_own_pays_by_measured_padding(work, monkeypatch):
 
 
 def test_a_second_start_runs_in_the_buckets_on_disk(folder, work, monkeypatch):
-    monkeypatch.setattr(ShapeStream, "_pays", lambda self, traced, waiting: waiting is None)
+    monkeypatch.setattr(Traced, "pays", lambda self, waiting: waiting is None)
     expected, _ = losses(True)
     work.clear()
     found, traced = losses(True)

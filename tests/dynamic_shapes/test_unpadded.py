@@ -127,7 +127,7 @@ def test_numbers_without_a_form_are_refused():
 @pytest.fixture
 def interprets(monkeypatch):
     """Switch the interpreter on; no compilation pays."""
-    monkeypatch.setattr("jfluid.compile.dynamic_shapes.stream.ShapeStream._pays", lambda *_: False)
+    monkeypatch.setattr("jfluid.compile.dynamic_shapes.traced.Traced.pays", lambda *_: False)
     fluid.set_flags({"FLAGS_interpret_first_steps": True})
     yield
     fluid.set_flags({"FLAGS_interpret_first_steps": False})

@@ -209,7 +209,7 @@ def test_half_precision_that_numpy_does_not_know_waits(interprets):
 
 
 def test_batches_run_in_a_larger_bucket_until_their_own_is_compiled(interprets, held, monkeypatch):
-    monkeypatch.setattr("jfluid.compile.dynamic_shapes.stream.ShapeStream._pays", lambda *_: True)
+    monkeypatch.setattr("jfluid.compile.dynamic_shapes.traced.Traced.pays", lambda *_: True)
     x = fluid.data("x", [None, 4])
     loss = layers.mean(layers.fc(x, 3))
     exe = fluid.Executor(fluid.CPUPlace())

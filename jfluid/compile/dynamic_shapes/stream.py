@@ -15,7 +15,6 @@ import numpy as np
 
 from jfluid import known_sizes
 from jfluid.compile.dynamic_shapes import index_rules, loop_rules, rules, window_rules
-from jfluid.compile.dynamic_shapes.buckets import Form
 from jfluid.compile.dynamic_shapes.dims import (
     Dim,
     NoRule,
@@ -321,15 +320,11 @@ class ShapeStream:
         elif waits:
             return None
         wanted, waiting = (bucket, tuple(bucket.items())) if found else (traced.buckets.holding_all(), None)
-        if not self._pays(traced, waiting):
+        if not traced.pays(waiting):
             return found
         if found is None:
             traced.waited[None] = 0.0
         return wanted if self._is_compiled(traced, wanted, *prepared(wanted), at_once=True) else found
-
-    def _pays(self, traced: Traced, waiting: Form | None) -> bool:
-        """See `Traced.pays`."""
-        return traced.pays(waiting)
 
     def _timed(self, traced: Traced, bucket: Mapping[str, int], call: Call, given: tuple[Any, ...]) -> Any:
         """Run a bucket; the first runs are measured, if steps are interpreted until a bucket is compiled."""

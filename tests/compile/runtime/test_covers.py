@@ -1,52 +1,27 @@
 """Batches of sequences that run at larger sizes: how many compilations a stream takes, and its results."""
 
-import threading
-
-import jax
 import numpy as np
 import pytest
-from jax.experimental.compilation_cache import compilation_cache
 
 import jfluid as fluid
 from jfluid.compile.numpy_steps import beside
-from jfluid.compile.runtime import executable_cache, executables, library_fusions
+from jfluid.compile.runtime import executables, library_fusions
 from jfluid.compile.runtime.padding import Size
 from jfluid.compile.runtime.slots import Joined, Layout
 from jfluid.compile.runtime.wider_slots import fit, layouts_of, roomy, widened
+from tests.kept_steps import calls_of, finish, folder
+
+__all__ = ["folder"]
 
 LENGTHS = [np.random.RandomState(at).randint(2, 40, 4).tolist() for at in range(30)]
 
 
 @pytest.fixture
-def folder(tmp_path):
-    before, old = jax.config.jax_compilation_cache_dir, fluid.get_flags("FLAGS_compilation_cache_dir")
-    jax.config.update("jax_compilation_cache_dir", None)
-    fluid.set_flags({"FLAGS_compilation_cache_dir": str(tmp_path)})
-    yield tmp_path
-    finish()
-    fluid.set_flags(old)
-    jax.config.update("jax_compilation_cache_dir", before)
-    compilation_cache.reset_cache()
-
-
-@pytest.fixture
 def work(monkeypatch):
     """The names of what is done for the steps: a trace, a compilation, an interpreted step."""
-    done = []
-
-    def noting(owner, name):
-        old = getattr(owner, name)
-
-        def noted(*args, **more):
-            done.append(name)
-            return old(*args, **more)
-
-        monkeypatch.setattr(owner, name, noted)
-
-    noting(executables.Executables, "trace")
-    noting(library_fusions, "compiled")
-    noting(beside.Beside, "run")
-    return done
+    return calls_of(
+        monkeypatch, [(executables.Executables, "trace"), (library_fusions, "compiled"), (beside.Beside, "run")]
+    )
 
 
 @pytest.fixture(autouse=True)
@@ -54,14 +29,6 @@ def at_once(monkeypatch):
     """Begin compilations at the first interpreted step."""
     monkeypatch.setattr(beside, "_PAYS", 0.0)
     monkeypatch.setattr(beside, "_FIRST_CALL", 0.0)
-
-
-def finish():
-    """Wait for compilations and for files."""
-    for name in (beside.THREAD, executable_cache.THREAD):
-        for thread in threading.enumerate():
-            if thread.name == name:
-                thread.join()
 
 
 def losses(interpreted=True, batches=LENGTHS, waits=True):
