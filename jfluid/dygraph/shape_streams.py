@@ -28,7 +28,7 @@ from jfluid.dygraph.calls import Call
 from jfluid.dygraph.compiled_trace import Kind, Record, Seeds, jitted, key_of, outline, program
 from jfluid.dygraph.lazy_values import in_order
 from jfluid.dygraph.loop_reroll import Outline, form_of, outline_of, spans_of
-from jfluid.dygraph.rerolled_steps import RerolledStep, arguments, ops_of
+from jfluid.dygraph.rerolled_steps import RerolledStep, arguments, identity_of, ops_of, outline_calls
 from jfluid.dygraph.trace_trie import TraceNode
 from jfluid.ops.registry import is_local
 
@@ -152,13 +152,18 @@ class RerolledSegment(_Segment):
     """
 
     def __init__(self, outline: Outline, calls: Sequence[Call], names: list[str], device: jax.Device):
-        items = [(at, call.op, call.definition) for at, call in enumerate(calls)]
+        items = [(at, call.op, call.definition) for at, call in outline_calls(outline, calls)]
         super().__init__(items, names, [f"r{i}" for i in range(len(outline.results))], device)
         self._step = RerolledStep(outline, calls)
+        self._identity = identity_of(outline, calls)
 
     def results(self, env: dict[str, Any], seeds: Any) -> list[Any]:
         """See `_Segment`."""
         return [trace.dense(n, v) for n, v in zip(self.live, self._step(env), strict=True)]
+
+    def outline(self) -> Any:
+        """See `_Segment`."""
+        return self._identity
 
 
 class EagerStreams:
