@@ -15,14 +15,12 @@ import numpy as np
 from jax import Array, lax
 
 from jfluid.compile.runtime.lru_cache import LruCache
-from jfluid.dygraph.calls import Call, frozen
+from jfluid.dygraph.calls import SCALES, Call, frozen
 from jfluid.dygraph.compiled_trace import NONE, key_of
 from jfluid.dygraph.lazy_values import Aval, aval_of
 from jfluid.dygraph.loop_reroll import FEWEST, CallNode, LoopNode, Name, Op, Outline, Row, RowCall, Stretch
 from jfluid.dygraph.trace_trie import TraceNode
 
-_SLICES = frozenset(["slice", "slice_grad"])
-_SCALES = frozenset(["scale", "scale_grad"])
 # Slots of the elements that a call joins, or of the array that a call divides.
 _JOINED = {"sum": "X", "stack": "X", "concat": "X", "unstack_grad": "Y@GRAD", "split_grad": "Out@GRAD"}
 _DIVIDED = {"unstack": "X", "split": "X", "stack_grad": "Y@GRAD", "concat_grad": "Out@GRAD"}
@@ -45,7 +43,7 @@ def ops_of(trace_node: TraceNode) -> list[Op]:
         inputs = tuple([None if s == NONE else s for s in record.inputs])
         avals = [None if s is None else _aval(outputs[s]) if s >= 0 else leaves[-1 - s] for s in inputs]
         outputs += own.made
-        numbers = _numbers_of(own.call, avals)
+        numbers = own.call.numbers(avals)
         found.append(
             Op(
                 _kind(own.call, numbers),
@@ -63,27 +61,6 @@ def ops_of(trace_node: TraceNode) -> list[Op]:
 
 def _aval(made: Any) -> Aval:
     return made if isinstance(made, Aval) else aval_of(made)
-
-
-def _numbers_of(call: Call, avals: Sequence[Aval | None]) -> tuple[float, ...]:
-    """Return the starts of a slice or the factor of a `scale`, or an empty tuple."""
-    kind = call.definition.type
-    if call.constants or sum(a is not None for a in avals) != 1 + kind.endswith("_grad"):
-        return ()
-    first = avals[0]
-    if kind in _SCALES and first is not None and first.plain and first.dtype.kind == "f":
-        return (float(call.attrs["scale"]),)
-    if kind not in _SLICES:
-        return ()
-    shape = first.shape if first is not None else ()
-    axes, starts, ends = (call.attrs.get(name, ()) for name in ("axes", "starts", "ends"))
-    if not len(axes) == len(starts) == len(ends):
-        return ()
-    inside = all(
-        -len(shape) <= axis < len(shape) and 0 <= start < end <= shape[axis]
-        for axis, start, end in zip(axes, starts, ends)
-    )
-    return tuple(starts) if inside else ()
 
 
 def _row_call(call: Call, avals: Sequence[Aval | None], made: Sequence[Any]) -> RowCall | None:
@@ -116,18 +93,9 @@ def _slots(call: Call, values: Sequence[Any]) -> Iterator[tuple[Any, Any]]:
             yield slot, next(it)
 
 
-def plain(call: Call) -> Call:
-    """Return a call with the numbers that differ between iterations replaced by the same numbers for all."""
-    kind = call.definition.type
-    if kind in _SCALES:
-        return call.with_attrs({**call.named, "scale": 1.0})
-    sizes = [end - at for at, end in zip(call.attrs["starts"], call.attrs["ends"])]
-    return call.with_attrs({**call.named, "starts": [0] * len(sizes), "ends": sizes})
-
-
 def _kind(call: Call, numbers: tuple[float, ...]) -> int:
     """Return the number of a call's kind, which is the same in each iteration."""
-    key = ("plain", plain(call).number) if numbers else call.number
+    key = ("plain", call.plain.number) if numbers else call.number
     return _kinds.get_or_make(key, lambda: next(_numbers))
 
 
@@ -159,9 +127,9 @@ def outline_calls(outline: Outline, calls: Sequence[Call]) -> Iterator[tuple[int
     """
     for node, at in zip(outline.nodes, outline.places, strict=True):
         if isinstance(node, LoopNode):
-            yield from ((at + j, plain(c) if j in node.numbers else c) for j, c in _body(node, at, calls))
+            yield from ((at + j, c.plain if j in node.numbers else c) for j, c in _body(node, at, calls))
         elif not node.row:
-            yield at, plain(calls[at]) if node.numbers else calls[at]
+            yield at, calls[at].plain if node.numbers else calls[at]
 
 
 def _body(node: LoopNode, at: int, calls: Sequence[Call]) -> Iterator[tuple[int, Call]]:
@@ -400,8 +368,8 @@ def _called(call: Call, at: int, values: list[Any], numbers: Any, seed: Any) -> 
     with jax.named_scope(f"{call.definition.type}@{at}"):
         if numbers is None:
             made = call(values, None if seed is None else key_of(seed))
-        elif call.definition.type in _SCALES:
-            made = plain(call)([values[0], numbers, *values[2:]])
+        elif call.definition.type in SCALES:
+            made = call.plain([values[0], numbers, *values[2:]])
         else:
             made = _sliced(call, values, numbers)
     found: list[Any] = []
@@ -413,7 +381,7 @@ def _called(call: Call, at: int, values: list[Any], numbers: Any, seed: Any) -> 
 def _sliced(call: Call, values: list[Any], starts: Any) -> tuple[Any, ...]:
     """Return the outputs of a slice, or a slice's gradient, with starts that are arguments."""
     whole, axes = values[0], call.attrs["axes"]
-    own = plain(call)
+    own = call.plain
     places: list[Any] = [0] * whole.ndim
     shape = list(whole.shape)
     for i, axis in enumerate(axes):
