@@ -25,7 +25,7 @@ _WIDEST = 4  # calls, of which a loop is worth it even in a long step
 Name = tuple[Any, ...] | None
 # Values one after the other: ("one", name), ("leaves", number), ("part", row, step, left out, left out).
 Stretch = tuple[Any, ...]
-# A row: ("loop", number, output of an iteration), or ("parts", number of the call that divides an array).
+# A row: ("loop", place of its count, output of an iteration), or ("parts", place of its count).
 Row = tuple[Any, ...]
 
 
@@ -261,7 +261,6 @@ class Reroller:
         self._ops, self._spans = ops, spans
         self._leaves: dict[int, int] = {}
         self._homes: dict[int, tuple[Any, ...]] = {}  # of outputs: (row, place), or ("out", call, place)
-        self._lengths: dict[Row, int] = {}
         self.outline = Outline()
         at = 0
         for span in spans:
@@ -291,8 +290,11 @@ class Reroller:
         row, place = home
         return "row", row, self._from_an_end(row, place)
 
+    def _length(self, row: Row) -> int:
+        return self.outline.counts[row[1]]
+
     def _from_an_end(self, row: Row, place: int) -> int:
-        left = self._lengths[row] - place
+        left = self._length(row) - place
         if min(left - 1, place) >= _EDGE:
             raise CannotReroll("an iteration in the middle of a loop that is read alone")
         return place if place < left - 1 else -left
@@ -323,7 +325,7 @@ class Reroller:
     def _part(self, row: Row, step: int, sources: Sequence[int | None]) -> Stretch | None:
         """Return the stretch of neighbours in a row, or None if it leaves out more than the ends of the row."""
         first, last = (self._homes[sources[i]][1] for i in (0, -1))  # type: ignore[index]
-        before, behind = min(first, last), self._lengths[row] - 1 - max(first, last)
+        before, behind = min(first, last), self._length(row) - 1 - max(first, last)
         return None if max(before, behind) >= _EDGE else ("part", row, step, before, behind)
 
     def _stretch(self, sources: Sequence[int | None], at: int) -> tuple[Row | None, int, int]:
@@ -374,9 +376,8 @@ class Reroller:
             outline.draws.append([op.draw])
         if divides:
             outline.counts.append(op.outputs)
-            self._lengths["parts", number] = op.outputs
         for i in range(op.outputs):
-            self._homes[op.first + i] = (("parts", number), i) if divides else ("out", number, i)
+            self._homes[op.first + i] = (("parts", len(outline.counts) - 1), i) if divides else ("out", number, i)
 
     def _joined(self, op: Op, row: RowCall) -> tuple[Stretch, ...]:
         """Return the elements that a call joins as stretches, of a sum in any order; empty for a list without a row."""
@@ -432,7 +433,6 @@ class Reroller:
         outline.places.append(span.start)
         for q in range(stride):
             row: Row = ("loop", number, q)
-            self._lengths[row] = span.times
             for k, first in enumerate(firsts):
                 self._homes[first + q] = (row, k)
 
@@ -448,7 +448,7 @@ class Reroller:
             else:
                 rows.setdefault(home[0], []).append(number)
         for row, numbers in rows.items():
-            if len(numbers) == self._lengths[row]:
+            if len(numbers) == self._length(row):
                 numbers.sort(key=lambda n: int(self._homes[n][1]))
                 self.outline.results.append(("whole", row))
                 self.outline.held.append(numbers)

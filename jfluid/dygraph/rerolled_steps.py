@@ -26,6 +26,7 @@ _JOINED = {"sum": "X", "stack": "X", "concat": "X", "unstack_grad": "Y@GRAD", "s
 _DIVIDED = {"unstack": "X", "split": "X", "stack_grad": "Y@GRAD", "concat_grad": "Out@GRAD"}
 _ALONG = frozenset(["concat", "concat_grad", "split", "split_grad"])  # parts keep the dimension
 _COUNTS = frozenset(["num", "sections"])  # attributes that follow from the length of a row
+_Pattern = tuple[tuple[Any, ...], ...]
 _kinds = LruCache[int](8192)
 _numbers = itertools.count()
 
@@ -117,7 +118,52 @@ def arguments(outline: Outline, arrays: Sequence[Any], draws: Any) -> tuple[list
         found[f"d{i}"] = draws[places]
     for i, count in enumerate(outline.counts):
         found[f"k{i}"] = np.arange(count)
+    for pattern, i in _reads(outline).items():
+        found[f"i{i}"] = _places(pattern, outline)
+    for (count, place), i in _ends(outline).items():
+        found[f"e{i}"] = np.array(outline.counts[count] + place)
     return list(found), tuple(found.values())
+
+
+def _pattern(stretches: Sequence[Stretch]) -> _Pattern:
+    """Return the stretches of a row without the outputs that they are of: rows of one pattern are read alike."""
+    return tuple([(s[0], *s[1:2]) if s[0] == "leaves" else _places_of(s) for s in stretches])
+
+
+def _places_of(stretch: Stretch) -> tuple[Any, ...]:
+    return ("one",) if stretch[0] == "one" else ("part", stretch[1][1], *stretch[2:])
+
+
+def _is_stack(stretches: Sequence[Stretch]) -> bool:
+    """Return True for a row of inputs alone, which is an array."""
+    return len(stretches) == 1 and stretches[0][0] == "leaves"
+
+
+def _reads(outline: Outline) -> dict[_Pattern, int]:
+    """Return the number of each pattern of the rows that loops read."""
+    rows = [row for node in outline.nodes if isinstance(node, LoopNode) for row in node.rows]
+    return {own: i for i, own in enumerate(dict.fromkeys([_pattern(row) for row in rows if not _is_stack(row)]))}
+
+
+def _places(pattern: _Pattern, outline: Outline) -> np.ndarray:
+    """Return int64 [iterations, 2]: the stretch of the element of each iteration, and the element's place."""
+    found: list[tuple[int, int]] = []
+    for at, (kind, *where) in enumerate(pattern):
+        places = range(1)
+        if kind == "leaves":
+            places = range(len(outline.stacks[where[0]]))
+        elif kind == "part":
+            count, step, before, behind = where
+            places = range(before, outline.counts[count] - behind)[::step]
+        found += [(at, place) for place in places]
+    return np.array(found, np.int64)
+
+
+def _ends(outline: Outline) -> dict[tuple[int, int], int]:
+    """Return the number of each place before the end of a row that is read by name."""
+    names = [name for node in outline.nodes for name in _names_in(node)] + outline.results
+    found = [(n[1][1], n[2]) for n in names if n is not None and n[0] == "row" and n[2] < 0]
+    return {end: i for i, end in enumerate(dict.fromkeys(found))}
 
 
 def outline_calls(outline: Outline, calls: Sequence[Call]) -> Iterator[tuple[int, Call]]:
@@ -173,22 +219,24 @@ class RerolledStep:
 
 def _rows_of(outline: Outline) -> Iterator[Row]:
     """Yield the rows that are read other than by a sum of the whole row."""
-    for name in outline.results:
-        if name[0] in ("whole", "row"):
-            yield name[1]
+    yield from (name[1] for name in outline.results if name[0] in ("whole", "row"))
     for node in outline.nodes:
-        names: list[Any] = []
-        stretches: list[Stretch] = []
-        if isinstance(node, LoopNode):
-            names = [*node.same, *(name for _, name in node.carried)]
-            stretches = [stretch for row in node.rows for stretch in row]
-        elif node.joins:
-            stretches = list(node.inputs)
-        else:
-            names = list(node.inputs)
-        names += [stretch[1] for stretch in stretches if stretch[0] == "one"]
-        yield from (name[1] for name in names if name is not None and name[0] == "row")
-        yield from (s[1] for s in stretches if s[0] == "part" and not _is_whole_sum(node, s))
+        yield from (name[1] for name in _names_in(node) if name is not None and name[0] == "row")
+        yield from (s[1] for s in _stretches_in(node) if s[0] == "part" and not _is_whole_sum(node, s))
+
+
+def _stretches_in(node: Any) -> list[Stretch]:
+    if isinstance(node, LoopNode):
+        return [stretch for row in node.rows for stretch in row]
+    return list(node.inputs) if node.joins else []
+
+
+def _names_in(node: Any) -> list[Name]:
+    """Return the names of the single values that a call or a loop reads."""
+    found: list[Name] = [stretch[1] for stretch in _stretches_in(node) if stretch[0] == "one"]
+    if isinstance(node, LoopNode):
+        return [*found, *node.same, *(name for _, name in node.carried)]
+    return found if node.joins else list(node.inputs)
 
 
 def _is_whole_sum(node: Any, stretch: Stretch) -> bool:
@@ -227,6 +275,7 @@ class _Run:
         self._rows: dict[Row, Any] = {}
         self._sums: dict[Row, Any] = {}
         self._numbers, self._draws, self._counts = 0, 0, 0
+        self._reads, self._ends = _reads(outline), _ends(outline)
         for number, node in enumerate(outline.nodes):
             if isinstance(node, LoopNode):
                 self._loop(node, outline.places[number])
@@ -245,8 +294,9 @@ class _Run:
             return self._env[f"l{name[1]}"]
         if name[0] == "out":
             return self._values[name[1:]]
-        row = self._rows[name[1]]
-        return lax.index_in_dim(row, name[2] % row.shape[0], 0, keepdims=False)
+        _, row, place = name
+        at = place if place >= 0 else self._env[f"e{self._ends[row[1], place]}"]
+        return _element(self._rows[row], at)
 
     def _stretch(self, stretch: Stretch) -> Any:
         if stretch[0] == "one":
@@ -288,7 +338,8 @@ class _Run:
         with jax.named_scope(f"{call.definition.type}@{at}"):
             if node.divides:
                 whole = jnp.asarray(self._value(node.inputs[0]))
-                self._rows["parts", number] = _parts(call, whole, self._next_count()[1].shape[0])
+                count, counted = self._next_count()
+                self._rows["parts", count] = _parts(call, whole, counted.shape[0])
             elif node.row == "sum":
                 self._values[number, 0] = self._sum(node.inputs)
             else:
@@ -307,12 +358,34 @@ class _Run:
             total = own if total is None else total + own
         return total
 
-    # ---- loops --------------------------------------------------------------------------------------
+    # ---- rows --------------------------------------------------------------------------------------
+
+    def _row(self, stretches: Sequence[Stretch]) -> Any:
+        """Return an array with an element for each iteration: a row of inputs, or the places of elements."""
+        if _is_stack(stretches):
+            return self._env[f"s{stretches[0][1]}"]
+        return self._env[f"i{self._reads[_pattern(stretches)]}"]
+
+    def _read(self, stretches: Sequence[Stretch], own: Any) -> Any:
+        """Return the element of a row that an iteration reads, for its element of the array of `_row`."""
+        if _is_stack(stretches):
+            return own
+        found: Any = None
+        for at, stretch in enumerate(stretches):
+            if stretch[0] == "one":
+                value = jnp.asarray(self._value(stretch[1]))
+            else:
+                row = self._env[f"s{stretch[1]}"] if stretch[0] == "leaves" else self._rows[stretch[1]]
+                value = _element(row, own[1])
+            found = value if found is None else jnp.where(own[0] == at, value, found)
+        return found
+
+        # ---- loops --------------------------------------------------------------------------------------
 
     def _loop(self, node: LoopNode, at: int) -> None:
         number, counted = self._next_count()
         same = [self._value(name) for name in node.same]
-        each = [self._stack(stretches) for stretches in node.rows]
+        each = [self._row(stretches) for stretches in node.rows]
         numbers = {j: self._next_numbers() for j in node.numbers}
         draws = {j: self._next_draws() for j in node.draws}
         first = [_strong(self._value(name)) for _, name in node.carried]
@@ -324,7 +397,8 @@ class _Run:
         def iteration(state: Any, own: Any) -> Any:
             before, totals = state
             of_each, of_numbers, of_draws, _ = own
-            given = {"before": before, "same": same, "each": of_each}
+            read = [self._read(stretches, own) for stretches, own in zip(node.rows, of_each)]
+            given = {"before": before, "same": same, "each": read}
             made: list[Any] = []
             for j, inputs in enumerate(node.inputs):
                 values = [None if i is None else made[i[1]] if i[0] == "own" else given[i[0]][i[1]] for i in inputs]
@@ -348,6 +422,12 @@ class _Run:
         (_, totals), stacks = lax.scan(iteration, (first, zeros), steps)
         self._rows.update({("loop", number, q): v for q, v in zip(kept, stacks)})
         self._sums.update({("loop", number, q): v for q, v in zip(sums, totals)})
+
+
+def _element(row: Any, place: Any) -> Array:
+    if isinstance(place, int):
+        return lax.index_in_dim(row, place, 0, keepdims=False)
+    return lax.dynamic_index_in_dim(row, place, 0, keepdims=False, allow_negative_indices=False)
 
 
 def _strong(value: Any) -> Array:
