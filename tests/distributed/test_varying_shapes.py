@@ -1,11 +1,18 @@
-"""Trainers with parameter servers pad batches that change shape; servers get the rows and gradients of true sizes."""
+"""Trainers with parameter servers pad batches that change shape; servers get the rows and gradients of true sizes.
+
+Synchronous trainers that are started again pad as before: the history of sizes is a part of a trainer's state.
+"""
 
 import numpy as np
 import pytest
 
 import jfluid as fluid
 from jfluid import layers
-from tests.distributed.job import Job, numbers
+from jfluid.compile.runtime.size_history import SizeHistories
+from jfluid.distributed.programs import trainer_program
+from jfluid.distributed.wire import connections
+from tests.distributed.job import HEIGHT, OPTIMIZERS, SLOTS, Job, click_model, numbers
+from tests.distributed.test_local_state import killed
 from tests.dynamic_shapes.test_placements import MOST, compilations
 
 SIZES = [(3 + (5 * step) % 7, 4 + (11 * step) % 29) for step in range(16)]
@@ -58,10 +65,11 @@ def trained(kind, padded, sync):
         fluid.set_flags(before)
 
 
+@pytest.mark.parametrize("sync", [False, True], ids=["asynchronous", "synchronous"])
 @pytest.mark.parametrize("kind", ["sparse", "distributed"])
-def test_asynchronous_trainers_pad(kind):
-    expected, state, before = trained(kind, False, sync=False)
-    found, padded_state, compiled = trained(kind, True, sync=False)
+def test_trainers_pad(kind, sync):
+    expected, state, before = trained(kind, False, sync)
+    found, padded_state, compiled = trained(kind, True, sync)
     assert compiled <= MOST < before
     for values, others in zip(found, expected, strict=True):
         for value, other in zip(values, others, strict=True):
@@ -73,6 +81,69 @@ def test_asynchronous_trainers_pad(kind):
         np.testing.assert_array_equal(padded_state["table"][untouched], numbers(TABLE, WIDTH)._value[untouched])
 
 
-def test_synchronous_trainers_keep_exact_shapes_and_say_so():
-    with pytest.warns(RuntimeWarning, match="synchronous jobs with servers keep exact shapes"):
-        trained("sparse", True, sync=True)
+def sentences():
+    """Batches of `click_model` with sequences of different lengths."""
+    random = np.random.RandomState(0)
+    for step in range(len(SIZES)):
+        feed = {"dense": random.rand(8, 3).astype("float32")}
+        feed["label"] = (feed["dense"].sum(1, keepdims=True) > 1.5).astype("int64")
+        for i in range(SLOTS):
+            lengths = random.randint(1, 3 + (7 * step) % 23, 8)
+            ids = random.randint(0, HEIGHT, (int(lengths.sum()), 1))
+            feed[f"slot{i}"] = fluid.create_lod_tensor(ids, [lengths.tolist()])
+        yield feed
+
+
+def clicked():
+    return click_model(OPTIMIZERS["adam"])[:2]
+
+
+def padded_sizes(trainer):
+    """What the sizes of further batches follow from, by step."""
+    return dict(connections.connect(trainer_program.read(trainer.main)).sizes)
+
+
+@pytest.mark.parametrize(
+    ("build", "stream", "killed_after"),
+    [
+        (network("sparse"), feeds, 2),
+        (network("distributed"), feeds, 5),
+        (network("sparse"), feeds, 14),
+        (clicked, sentences, 14),
+    ],
+    ids=["exact shapes", "few buckets", "buckets", "sequences"],
+)
+def test_a_synchronous_trainer_that_is_started_again_pads_to_the_same_sizes(
+    build, stream, killed_after, monkeypatch, tmp_path
+):
+    """Losses and parameters are the same bits, although the new process has seen the latest batches only."""
+    found = {}
+    for name, stops in (("undisturbed", [len(SIZES)]), ("killed", [killed_after, len(SIZES)])):
+        monkeypatch.setenv("JFLUID_PS_SNAPSHOT_FOLDER", str(tmp_path / name))
+        with Job(build, servers=2) as job:
+            job.begin()
+            losses, begin = [], 0
+            for stop in stops:
+                if begin:
+                    killed(job)
+                    job.begin()
+                losses += [job.trainers[0].run(feed)[0].item() for feed in list(stream())[begin:stop]]
+                begin = stop
+            sizes = padded_sizes(job.trainers[0])
+            found[name] = losses, sizes, job.parameters()
+    (losses, sizes, parameters), (same, again, others) = found.values()
+    assert same == losses and again == sizes
+    (history,) = sizes.values()
+    (segment,) = history.segments.values()
+    assert len(history.sequences) > 0 if stream is sentences else len(segment.traced.buckets.known) > 1
+    for name, value in parameters.items():
+        np.testing.assert_array_equal(others[name], value, err_msg=name)
+
+
+def test_without_its_history_a_trainer_pads_to_other_sizes(monkeypatch, tmp_path):
+    """The test above compares what differs otherwise."""
+    monkeypatch.setattr(SizeHistories, "recall", lambda self, histories: None)
+    with pytest.raises(AssertionError):
+        test_a_synchronous_trainer_that_is_started_again_pads_to_the_same_sizes(
+            network("sparse"), feeds, 14, monkeypatch, tmp_path
+        )

@@ -60,7 +60,7 @@ def streams():
 def test_steps_of_every_length():
     found = train(LENGTHS, True)
     _, stream = streams()[-1]
-    assert stream._refused is None
+    assert not stream._refused
     assert len(stream._exact) == 2
     expected = train(LENGTHS, False)
     for (loss, x), (other, y) in zip(found, expected, strict=True):
