@@ -10,12 +10,15 @@ import jfluid as fluid
 from jfluid import layers
 from jfluid.compile.runtime.size_history import SizeHistories
 from jfluid.distributed.programs import trainer_program
+from jfluid.distributed.trainer.communicator import Communicator
 from jfluid.distributed.wire import connections
+from jfluid.transpiler.config import DistributedMode
 from tests.distributed.job import HEIGHT, OPTIMIZERS, SLOTS, Job, click_model, numbers
 from tests.distributed.test_local_state import killed
 from tests.dynamic_shapes.test_placements import MOST, compilations
 
-SIZES = [(3 + (5 * step) % 7, 4 + (11 * step) % 29) for step in range(16)]
+SIZES = [(3 + (5 * step) % 7, 4 + (11 * step) % 29) for step in range(40)]  # all different
+STEPS = 16  # of jobs whose trainer is started again
 TABLE, WIDTH = 200, 4
 
 
@@ -50,26 +53,41 @@ def feeds():
         yield {"ids": ids, "y": (ids.mean(1, keepdims=True) / TABLE).astype("float32")}
 
 
-def trained(kind, padded, sync):
+def trained(kind, padded, mode):
     """Losses, predictions and parameters of a trainer, and the number of compilations."""
     before = fluid.get_flags(["FLAGS_dynamic_shapes", "FLAGS_interpret_first_steps"])
     fluid.set_flags({"FLAGS_dynamic_shapes": padded, "FLAGS_interpret_first_steps": False})
     try:
-        with Job(network(kind), 2, sync=sync) as job:
+        settings = {"geo_sgd_mode": True, "geo_sgd_need_push_nums": 5} if mode == "geo" else {}
+        split = {} if mode == "synchronous" else {"runtime_split_send_recv": mode == "geo"}
+        with Job(network(kind), 2, sync=mode == "synchronous", **settings, **split) as job:
             job.begin()
             (trainer,) = job.trainers
+            geo = Communicator(trainer.main, DistributedMode.GEO, {"trainers": 1, "push_nums": 5})
+            if mode == "geo":
+                geo.start()
             with compilations() as compiled:
                 found = [trainer.run(feed, list(trainer.built)) for feed in feeds()]
+            if mode == "geo":
+                geo.stop()
             return found, job.parameters(), len(compiled)
     finally:
         fluid.set_flags(before)
 
 
-@pytest.mark.parametrize("sync", [False, True], ids=["asynchronous", "synchronous"])
-@pytest.mark.parametrize("kind", ["sparse", "distributed"])
-def test_trainers_pad(kind, sync):
-    expected, state, before = trained(kind, False, sync)
-    found, padded_state, compiled = trained(kind, True, sync)
+@pytest.mark.parametrize(
+    ("kind", "mode"),
+    [
+        ("sparse", "asynchronous"),
+        ("distributed", "asynchronous"),
+        ("sparse", "synchronous"),
+        ("distributed", "synchronous"),
+        ("sparse", "geo"),
+    ],
+)
+def test_trainers_pad(kind, mode):
+    expected, state, before = trained(kind, False, mode)
+    found, padded_state, compiled = trained(kind, True, mode)
     assert compiled <= MOST < before
     for values, others in zip(found, expected, strict=True):
         for value, other in zip(values, others, strict=True):
@@ -84,7 +102,7 @@ def test_trainers_pad(kind, sync):
 def sentences():
     """Batches of `click_model` with sequences of different lengths."""
     random = np.random.RandomState(0)
-    for step in range(len(SIZES)):
+    for step in range(STEPS):
         feed = {"dense": random.rand(8, 3).astype("float32")}
         feed["label"] = (feed["dense"].sum(1, keepdims=True) > 1.5).astype("int64")
         for i in range(SLOTS):
@@ -118,7 +136,7 @@ def test_a_synchronous_trainer_that_is_started_again_pads_to_the_same_sizes(
 ):
     """Losses and parameters are the same bits, although the new process has seen the latest batches only."""
     found = {}
-    for name, stops in (("undisturbed", [len(SIZES)]), ("killed", [killed_after, len(SIZES)])):
+    for name, stops in (("undisturbed", [STEPS]), ("killed", [killed_after, STEPS])):
         monkeypatch.setenv("JFLUID_PS_SNAPSHOT_FOLDER", str(tmp_path / name))
         with Job(build, servers=2) as job:
             job.begin()
