@@ -166,7 +166,7 @@ class Traced(Sampled):
             self._unpadded = Unpadded(traces, table)
             self.tracing = time.perf_counter() - start
         unpadded, sizes = self._unpadded, Sizes(batch, batch)
-        return self._listings.get_or_make(tuple(batch.values()), lambda: Listing(unpadded.at(sizes)))
+        return self._listings.get_or_make(tuple(batch.values()), lambda: unpadded.at(sizes))
 
     def each(self, batch: Batch) -> list[dict[str, int]] | None:
         """Return the sizes of each share of a batch; None where the traces do not hold for one."""

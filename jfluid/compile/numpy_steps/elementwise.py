@@ -5,20 +5,16 @@ from typing import Any
 
 import numpy as np
 
-from jfluid.compile.numpy_steps.interpreter import RULES, NoRule, rule
+from jfluid.compile.numpy_steps.interpreter import PLAIN, RULES, NoRule, plain, rule
 
 Params = dict[str, Any]
-
-
-def _plain(name: str, function: Callable[..., Any]) -> None:
-    RULES[name] = lambda params, *values: function(*values)
 
 
 _SAME = (
     "abs add cbrt ceil cos cosh exp exp2 expm1 floor log log1p nextafter sign sin sinh sqrt square tan tanh"
 ).split()
 for _name in _SAME:
-    _plain(_name, getattr(np, _name))
+    PLAIN[_name] = getattr(np, _name)
 _RENAMED: dict[str, Callable[..., Any]] = {
     "acos": np.arccos,
     "acosh": np.arccosh,
@@ -50,8 +46,7 @@ _RENAMED: dict[str, Callable[..., Any]] = {
     "copy": np.copy,
     "copy_p": np.copy,
 }
-for _name, _function in _RENAMED.items():
-    _plain(_name, _function)
+PLAIN.update(_RENAMED)
 
 
 def _ranks(x: Any) -> Any:
@@ -63,16 +58,16 @@ def _ranks(x: Any) -> Any:
 
 
 for _name, _function in {"eq_to": np.equal, "le_to": np.less_equal, "lt_to": np.less}.items():  # of the total order
-    _plain(_name, lambda x, y, compare=_function: compare(_ranks(x), _ranks(y)))
+    PLAIN[_name] = lambda x, y, compare=_function: compare(_ranks(x), _ranks(y))
 
 
-@rule("optimization_barrier")
-def _barrier(params: Params, *values: Any) -> Any:
+@plain("optimization_barrier")
+def _barrier(*values: Any) -> Any:
     return values
 
 
-@rule("div")
-def _div(params: Params, x: Any, y: Any) -> Any:
+@plain("div")
+def _div(x: Any, y: Any) -> Any:
     if np.issubdtype(x.dtype, np.integer):  # XLA rounds towards zero, and x / 0 is -1
         found = np.abs(x) // np.maximum(np.abs(y), 1) * np.sign(x) * np.sign(y)
         return np.where(y == 0, -1, found).astype(x.dtype)
@@ -91,18 +86,18 @@ def _integer_pow(params: Params, x: Any) -> Any:
     return np.power(x, x.dtype.type(y)) if y >= 0 else 1 / np.power(x, x.dtype.type(-y))
 
 
-@rule("pow")
-def _pow(params: Params, x: Any, y: Any) -> Any:
+@plain("pow")
+def _pow(x: Any, y: Any) -> Any:
     return np.power(x, y.astype(x.dtype))
 
 
-@rule("rsqrt")
-def _rsqrt(params: Params, x: Any) -> Any:
+@plain("rsqrt")
+def _rsqrt(x: Any) -> Any:
     return np.reciprocal(np.sqrt(x))
 
 
-@rule("logistic")
-def _logistic(params: Params, x: Any) -> Any:
+@plain("logistic")
+def _logistic(x: Any) -> Any:
     return np.reciprocal(1 + np.exp(-x))
 
 
@@ -114,14 +109,14 @@ def _round(params: Params, x: Any) -> Any:
     return whole + np.where(np.abs(x - whole) >= 0.5, np.sign(x), 0).astype(x.dtype)
 
 
-@rule("shift_right_logical")
-def _shift_right_logical(params: Params, x: Any, y: Any) -> Any:
+@plain("shift_right_logical")
+def _shift_right_logical(x: Any, y: Any) -> Any:
     unsigned = np.dtype(f"u{x.dtype.itemsize}")
     return np.right_shift(x.view(unsigned), y.astype(unsigned)).view(x.dtype)
 
 
-@rule("shift_right_arithmetic")
-def _shift_right_arithmetic(params: Params, x: Any, y: Any) -> Any:
+@plain("shift_right_arithmetic")
+def _shift_right_arithmetic(x: Any, y: Any) -> Any:
     signed = np.dtype(f"i{x.dtype.itemsize}")
     return np.right_shift(x.view(signed), y.astype(signed)).view(x.dtype)
 
@@ -146,8 +141,8 @@ for _name, _of in {
     _special(_name, _of)
 
 
-@rule("select_n")
-def _select(params: Params, which: Any, *cases: Any) -> Any:
+@plain("select_n")
+def _select(which: Any, *cases: Any) -> Any:
     if which.dtype == bool:
         return np.where(which, cases[1], cases[0])
     if np.ndim(which) == 0:
@@ -155,8 +150,8 @@ def _select(params: Params, which: Any, *cases: Any) -> Any:
     return np.select([which == i for i in range(len(cases) - 1)], cases[:-1], cases[-1])
 
 
-@rule("clamp")
-def _clamp(params: Params, low: Any, x: Any, high: Any) -> Any:
+@plain("clamp")
+def _clamp(low: Any, x: Any, high: Any) -> Any:
     return np.minimum(np.maximum(x, low), high)
 
 
@@ -205,8 +200,8 @@ def _threefry(key: Any, x: Any, y: Any) -> tuple[Any, Any]:
     return x, y
 
 
-@rule("random_wrap", "random_unwrap", "random_clone")
-def _key_itself(params: Params, key: Any) -> Any:
+@plain("random_wrap", "random_unwrap", "random_clone")
+def _key_itself(key: Any) -> Any:
     return key
 
 
