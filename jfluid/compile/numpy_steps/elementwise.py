@@ -142,10 +142,13 @@ for _name, _of in {
 
 _BLOCK = 1 << 13  # elements of a block, with intermediate results that stay in a processor's cache
 # Coefficients of W. H. Press et al., Numerical Recipes, section 6.2: the error is below 1.2e-7 of the result.
-_ERFC = (
-    [-1.26551223, 1.00002368, 0.37409196, 0.09678418, -0.18628806]
-    + [0.27886807, -1.13520398, 1.48851587, -0.82215223, 0.17087277]
-)
+_ERFC = [-1.26551223, 1.00002368, 0.37409196, 0.09678418, -0.18628806] + [
+    0.27886807,
+    -1.13520398,
+    1.48851587,
+    -0.82215223,
+    0.17087277,
+]
 
 
 @plain("erfc")

@@ -67,6 +67,16 @@ class _Operation(NamedTuple):
     last: list[int]
 
 
+class _Divided(NamedTuple):
+    """Body of a loop: operations that run once, and operations that run in each iteration."""
+
+    start: list[Any]
+    inputs: list[int]
+    once: list[_Operation]
+    each: list[_Operation]
+    outputs: list[int]
+
+
 class Listing:
     """Jaxpr prepared for many runs.
 
@@ -105,12 +115,14 @@ class Listing:
             for eqn in jaxpr.eqns
         ]
         self._outputs = [place(var) for var in jaxpr.outvars]
-        self._note_last_reads(set(self._inputs))
+        made = {p for op in self._operations for p in op.results} | set(self._inputs)
+        _note_last_reads(self._operations, made - set(self._outputs))
         self._bytes = np.zeros(len(self._start), np.int64)  # of the results that are no views, by place
         for equation, operation in zip(jaxpr.eqns, self._operations):
             self._count_bytes(operation, equation.primitive.name, [v.aval for v in equation.outvars])
         # The places of results in the order in which these are made (1) and dropped (-1).
         events = [(at, by) for own in self._operations for by, ats in ((1, own.results), (-1, own.last)) for at in ats]
+        self._halves: dict[int, _Divided] = {}
         self._events, self._signs = np.array(events, np.int64).reshape(-1, 2).T
         self.most_bytes = self._most_bytes()
 
@@ -135,7 +147,7 @@ class Listing:
         """
         found = copy.copy(self)
         found._start, found._operations = list(self._start), list(self._operations)
-        found._bytes = self._bytes.copy()
+        found._bytes, found._halves = self._bytes.copy(), {}
         for at, value in start.items():
             found._start[at] = value
         for number, (primitive, params, results) in operations.items():
@@ -145,14 +157,6 @@ class Listing:
             found._count_bytes(operation, primitive.name, results)
         found.most_bytes = found._most_bytes()
         return found
-
-    def _note_last_reads(self, given: set[int]) -> None:
-        made = {p for op in self._operations for p in op.results} | given
-        later = set(self._outputs)
-        for operation in reversed(self._operations):
-            touched = {*operation.operands, *operation.results} & made
-            operation.last.extend(touched - later)
-            later |= touched
 
     def run(self, values: Sequence[Any], stop: Callable[[], bool] | None = None) -> list[Any]:
         """Return the results as NumPy arrays, which may share memory with operands and with each other.
@@ -166,18 +170,91 @@ class Listing:
         held = list(self._start)
         for at, value in zip(self._inputs, values, strict=True):
             held[at] = value
-        for run, operands, results, several, last in self._operations:
-            if stop is not None and stop():
-                raise Interrupted
-            found = run(*[held[at] for at in operands])
-            if several:
-                for at, value in zip(results, found, strict=True):
-                    held[at] = value
-            else:
-                held[results[0]] = found
-            for at in last:
-                held[at] = None
+        _execute(self._operations, held, stop)
         return [held[at] for at in self._outputs]
+
+    def __call__(self, *values: Any) -> list[Any]:
+        """Return the results, as `run`."""
+        return self.run(values)
+
+    def repeated(self, values: Sequence[Any]) -> Callable[[Sequence[Any]], list[Any]]:
+        """Return a function of the last operands; operations of `values`, the first operands, alone run once."""
+        start, inputs, once, each, outputs = self._divided(len(values))
+        before = list(start)
+        for at, value in zip(inputs, values):
+            before[at] = value
+        _execute(once, before)
+        inputs = inputs[len(values) :]
+
+        def again(values: Sequence[Any]) -> list[Any]:
+            held = before.copy()
+            for at, value in zip(inputs, values, strict=True):
+                held[at] = value
+            _execute(each, held)
+            return [held[at] for at in outputs]
+
+        return again
+
+    def _divided(self, number: int) -> _Divided:
+        """Return the operations that depend on the first operands alone, and the operations that do not."""
+        if number not in self._halves:
+            start, operations, outputs = self._inlined()
+            later = set(self._inputs[number:])
+            once, each = [], []
+            for operation in operations:
+                if later.isdisjoint(operation.operands):
+                    once.append(operation)
+                else:
+                    later.update(operation.results)
+                    each.append(operation)
+            _note_last_reads(each, later - set(outputs))
+            self._halves[number] = _Divided(start, self._inputs, once, each, outputs)
+        return self._halves[number]
+
+    def _inlined(self) -> tuple[list[Any], list[_Operation], list[int]]:
+        """Return the first values, the operations and the places of the results, with called operations in place."""
+        start, operations = list(self._start), []
+        same: dict[int, int] = {}  # places of a call's results: their places in the called listing
+        for operation in self._operations:
+            operands = [same.get(at, at) for at in operation.operands]
+            if not isinstance(operation.run, Listing):
+                operations.append(operation._replace(operands=operands, last=[]))
+                continue
+            called, (values, own, results) = operation.run, operation.run._inlined()
+            places = dict(zip(called._inputs, operands, strict=True))
+            for at, value in enumerate(values):
+                if at not in places:
+                    places[at] = len(start)
+                    start.append(value)
+            for each in own:
+                moved = {"operands": [places[p] for p in each.operands], "results": [places[p] for p in each.results]}
+                operations.append(each._replace(**moved, last=[]))
+            same.update(zip(operation.results, [places[at] for at in results], strict=True))
+        return start, operations, [same.get(at, at) for at in self._outputs]
+
+
+def _note_last_reads(operations: Sequence[_Operation], made: set[int]) -> None:
+    """Note in each operation the values, among places of results to drop, that no later operation reads."""
+    later = set[int]()
+    for operation in reversed(operations):
+        touched = {*operation.operands, *operation.results} & made
+        operation.last.extend(touched - later)
+        later |= touched
+
+
+def _execute(operations: Sequence[_Operation], held: list[Any], stop: Callable[[], bool] | None = None) -> None:
+    """Run operations on the values at their places. Raises Interrupted once `stop` says so."""
+    for run, operands, results, several, last in operations:
+        if stop is not None and stop():
+            raise Interrupted
+        found = run(*[held[at] for at in operands])
+        if several:
+            for at, value in zip(results, found, strict=True):
+                held[at] = value
+        else:
+            held[results[0]] = found
+        for at in last:
+            held[at] = None
 
 
 def _function_of(eqn: Any) -> Callable[..., Any]:
@@ -201,13 +278,15 @@ def _rule_name(primitive: Any, params: Mapping[str, Any]) -> str:
 def has_rule(primitive: Any, params: Mapping[str, Any]) -> bool:
     """Return True if NumPy runs a primitive, which otherwise is compiled by itself."""
     name = _rule_name(primitive, params)
-    return name in PLAIN or name in RULES
+    return name in PLAIN or name in RULES or name in CALLS
 
 
 def _function(primitive: Any, params: Mapping[str, Any], results: Sequence[Any]) -> Callable[..., Any]:
     name = _rule_name(primitive, params)
     if name in PLAIN:
         return PLAIN[name]
+    if name in CALLS:
+        return inner(params[CALLS[name]])
     found = RULES.get(name)
     return _Alone(primitive, params) if found is None else functools.partial(found, dict(params, results=results))
 
