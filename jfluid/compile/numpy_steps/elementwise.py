@@ -68,7 +68,7 @@ def _barrier(*values: Any) -> Any:
 
 @plain("div")
 def _div(x: Any, y: Any) -> Any:
-    if np.issubdtype(x.dtype, np.integer):  # XLA rounds towards zero, and x / 0 is -1
+    if x.dtype.kind in "iu":  # XLA rounds towards zero, and x / 0 is -1
         found = np.abs(x) // np.maximum(np.abs(y), 1) * np.sign(x) * np.sign(y)
         return np.where(y == 0, -1, found).astype(x.dtype)
     return np.divide(x, y)
@@ -206,7 +206,7 @@ def _convert(params: Params, x: Any) -> Any:
     goal = params["results"][0].dtype
     if x.dtype == goal:
         return x
-    if np.issubdtype(goal, np.integer) and x.dtype.kind not in "iub":
+    if goal.kind in "iu" and x.dtype.kind not in "iub":
         # XLA keeps numbers that do not fit at the ends, and makes 0 of NaN.
         ends = np.iinfo(goal)
         number = np.trunc(x.astype(np.float64))

@@ -21,6 +21,8 @@ Rule = Callable[..., Any]
 RULES: dict[str, Rule] = {}
 # Functions of the operands alone: NumPy finds the sizes of the results.
 PLAIN: dict[str, Callable[..., Any]] = {}
+# Functions of JAX that NumPy has, by the name of the call: `called jaxpr -> function`, or None for an unknown form.
+NAMED: dict[str, Callable[[Any], Callable[..., Any] | None]] = {}
 _MOST_COMPILED = 256
 _VIEWS = frozenset("broadcast_in_dim reshape rev slice squeeze transpose".split())  # results share operands' memory
 # Primitives that take or give random keys.
@@ -152,7 +154,8 @@ class Listing:
             found._start[at] = value
         for number, (primitive, params, results) in operations.items():
             operation = self._operations[number]
-            run = _function(primitive, params, results)
+            named = primitive.name in CALLS and not isinstance(operation.run, Listing)
+            run = operation.run if named else _function(primitive, params, results)
             found._operations[number] = operation._replace(run=run)
             found._count_bytes(operation, primitive.name, results)
         found.most_bytes = found._most_bytes()
@@ -286,7 +289,9 @@ def _function(primitive: Any, params: Mapping[str, Any], results: Sequence[Any])
     if name in PLAIN:
         return PLAIN[name]
     if name in CALLS:
-        return inner(params[CALLS[name]])
+        called = params[CALLS[name]]
+        known = NAMED.get(params.get("name", ""))
+        return (known(called) if known else None) or inner(called)
     found = RULES.get(name)
     return _Alone(primitive, params) if found is None else functools.partial(found, dict(params, results=results))
 
