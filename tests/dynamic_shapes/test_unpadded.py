@@ -6,17 +6,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from jax.extend import core
 
 import jfluid as fluid
 from jfluid import layers
-from jfluid.check_device import cases
 from jfluid.compile.dynamic_shapes.dims import NoRule, Sizes, Symbol, Table
 from jfluid.compile.dynamic_shapes.unpadded import Unpadded
 from jfluid.compile.numpy_steps import beside
 from jfluid.compile.numpy_steps.interpreter import Listing
-from tests.dynamic_shapes.padding import places_alike, recorder, traced
-from tests.dynamic_shapes.test_operators import PARTS, functions, weights
 
 SAMPLES = (5, 14, 53, 31)
 
@@ -25,76 +21,6 @@ def unpadded(function):
     """Return a function of arrays with a varying size n, at any sizes."""
     table = Table([Symbol(SAMPLES, operator.itemgetter("n"))], len(SAMPLES))
     return Unpadded([jax.make_jaxpr(function)(np.ones((n, 6), np.float32)) for n in SAMPLES], table)
-
-
-def equal(a, b):
-    return a is b or np.array_equal(np.asarray(a), np.asarray(b))
-
-
-def same(a, b):
-    """Return True if two values of jaxprs are the same; of functions, if their operations are."""
-    if isinstance(a, core.ClosedJaxpr):
-        return same(a.jaxpr, b.jaxpr) and all(map(equal, a.consts, b.consts))
-    if isinstance(a, core.Jaxpr):
-        return same_operations(a, b)
-    if isinstance(a, tuple | list):
-        return len(a) == len(b) and all(map(same, a, b))
-    if isinstance(a, int | float | np.number):
-        return bool(np.allclose(a, b, equal_nan=True))
-    return callable(a) or "0x" in repr(a) or repr(a) == repr(b)
-
-
-def same_operations(a, b):
-    names = {}
-
-    def atoms(own, other):
-        for x, y in zip(own, other, strict=True):
-            if isinstance(x, core.Literal):
-                yield isinstance(y, core.Literal) and np.allclose(x.val, y.val, equal_nan=True)
-            else:
-                yield str(x.aval) == str(y.aval) and names.setdefault(x, y) is y
-
-    return (
-        len(a.eqns) == len(b.eqns)
-        and all(atoms([*a.constvars, *a.invars], [*b.constvars, *b.invars]))
-        and all(
-            x.primitive is y.primitive
-            and all(atoms(x.invars, y.invars))
-            and all(same(x.params[name], y.params[name]) for name in x.params)
-            and all(atoms(x.outvars, y.outvars))
-            for x, y in zip(a.eqns, b.eqns)
-        )
-        and all(atoms(a.outvars, b.outvars))
-    )
-
-
-@pytest.mark.parametrize("part", range(PARTS))
-def test_operators_are_as_traced_at_each_size(part, monkeypatch):
-    monkeypatch.setattr(cases, "_weights", weights)
-    compared, wrong = 0, []
-    with jax.enable_x64(True):
-        for case, function, arguments in functions(part):
-            for group in places_alike(arguments):
-                try:
-                    samples = traced(function, arguments, [group])
-                    first = samples.samples["n0"][0]
-                    shapes = {n: shapes_at(samples, n) for n in (first + 5, first + 2)}
-                    at_witness = samples._with({"n0": first + 5}, shapes[first + 5])
-                    wanted = recorder(function, arguments)(shapes[first + 2])
-                    given = Unpadded(*at_witness[:2]).at(Sizes({"n0": first + 2}, {"n0": first + 2}))
-                except NoRule:
-                    continue
-                compared += 1
-                if not same(given, wanted):
-                    wrong.append((case.name, group))
-                break
-    assert not wrong
-    assert compared > 30
-
-
-def shapes_at(samples, size):
-    sizes = Sizes({"n0": size}, {})
-    return tuple(sizes.shape(dims) for dims in samples.fed)
 
 
 def test_sizes_and_numbers_follow_from_the_batch():
