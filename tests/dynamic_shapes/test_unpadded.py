@@ -1,4 +1,4 @@
-"""Jaxprs at the true sizes of a batch, from traces at samples, beside traces at these sizes."""
+"""Listings at the true sizes of a batch, from traces at samples, beside traces at these sizes."""
 
 import operator
 
@@ -12,7 +12,6 @@ from jfluid import layers
 from jfluid.compile.dynamic_shapes.dims import NoRule, Sizes, Symbol, Table
 from jfluid.compile.dynamic_shapes.unpadded import Unpadded
 from jfluid.compile.numpy_steps import beside
-from jfluid.compile.numpy_steps.interpreter import Listing
 
 SAMPLES = (5, 14, 53, 31)
 
@@ -31,7 +30,7 @@ def test_sizes_and_numbers_follow_from_the_batch():
 
     for n in (6, 20, 52):
         x = np.random.RandomState(n).rand(n, 6).astype("float32")
-        listing = Listing(unpadded(function).at(Sizes({"n": n}, {"n": n})))
+        listing = unpadded(function).at(Sizes({"n": n}, {"n": n}))
         for found, expected in zip(listing.run([x]), function(x), strict=True):
             np.testing.assert_allclose(found, expected, rtol=1e-5)
 
@@ -40,7 +39,7 @@ def test_random_numbers_are_the_ones_of_the_true_sizes():
     def function(x):
         return x * jax.random.uniform(jax.random.key(3), x.shape)
 
-    listing = Listing(unpadded(function).at(Sizes({"n": 32}, {"n": 20})))
+    listing = unpadded(function).at(Sizes({"n": 32}, {"n": 20}))
     (found,) = listing.run([np.ones((20, 6), np.float32)])
     np.testing.assert_array_equal(found, function(jnp.ones((20, 6), jnp.float32)))
 
