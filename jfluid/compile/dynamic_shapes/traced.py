@@ -111,7 +111,7 @@ class Traced(Sampled):
         """Return the values that identify the segment at the sizes of a bucket, in all processes.
 
         Args:
-            batch: sizes of the first batch in the bucket.
+            batch: sizes of the batch that checks the samples.
         """
         return (*self.form, bucket, batch)
 
