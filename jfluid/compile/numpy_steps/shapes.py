@@ -184,7 +184,9 @@ def _scan(params: Params, *values: Any) -> Any:
     state = list(values[consts : consts + carried])
     along = values[consts + carried :]
     rows: list[Any] = [np.empty(a.shape, a.dtype) for a in params["results"][carried:]]
-    body = inner(params["jaxpr"]).repeated(values[:consts]) if length else None
+    if not length:
+        return [*state, *rows]
+    body = inner(params["jaxpr"]).repeated(values[:consts])
     order = range(length - 1, -1, -1) if params["reverse"] else range(length)
     for at in order:
         found = body([*state, *[v[at] for v in along]])
