@@ -156,10 +156,10 @@ for _name, _function in {
 
 
 def _searchsorted(called: Any) -> Callable[..., Any] | None:
-    """Return the binary search of a call of `jax.numpy.searchsorted` among integers; a loop of JAX takes a millisecond."""
+    """Return NumPy's search for a call of `jax.numpy.searchsorted` among integers: the loop takes a millisecond."""
     jaxpr = called.jaxpr
-    held, wanted = [v.aval for v in jaxpr.invars] if len(jaxpr.invars) == 2 else (None, None)
-    sides = {side for name, side in (("lt_to", "right"), ("le_to", "left")) if _has(jaxpr, name)}
+    held = jaxpr.invars[0].aval if len(jaxpr.invars) == 2 else None
+    sides: list[Any] = [side for name, side in (("lt_to", "right"), ("le_to", "left")) if _has(jaxpr, name)]
     if held is None or len(held.shape) != 1 or len(sides) != 1 or held.dtype.kind not in "iu" or jaxpr.constvars:
         return None
     (side,), (dtype,) = sides, [v.aval.dtype for v in jaxpr.outvars]
