@@ -10,6 +10,7 @@ from jfluid.compile.numpy_steps.interpreter import RULES, rule
 
 Params = dict[str, Any]
 _CLIP = jax.lax.GatherScatterMode.CLIP
+_CLAMPED = (_CLIP, jax.lax.GatherScatterMode.PROMISE_IN_BOUNDS)  # modes in which XLA clamps indices of a gather
 
 
 def _filling(params: Params, dtype: Any) -> Any:
@@ -85,7 +86,7 @@ def _gather(params: Params, x: Any, indices: Any) -> Any:
     batch_shape = indices.shape[:-1]
     dims = numbers.start_index_map
     dropped = (*numbers.collapsed_slice_dims, *numbers.operand_batching_dims)
-    starts, fits = _starts(indices, x.shape, sizes, dims, params["mode"] == _CLIP)
+    starts, fits = _starts(indices, x.shape, sizes, dims, params["mode"] in _CLAMPED)
     filling = _filling(params, x.dtype)
     if 0 in x.shape:
         return np.full(params["results"][0].shape, filling, x.dtype)

@@ -3,6 +3,7 @@
 A `Listing` is prepared once for each jaxpr. An operation without a rule here is compiled by itself.
 """
 
+import contextlib
 import functools
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
@@ -18,8 +19,11 @@ from jfluid.compile.runtime.memory import size_of
 # `(parameters of the operation, its operands) -> its result`, or a list of results.
 Rule = Callable[..., Any]
 RULES: dict[str, Rule] = {}
+# `equation -> bytes` of the temporary arrays of a rule, if these can be much larger than operands and results.
+TEMPORARIES: dict[str, Callable[[Any], int]] = {}
 _MOST_COMPILED = 256
 _VIEWS = frozenset("broadcast_in_dim reshape rev slice squeeze transpose".split())  # results share operands' memory
+_CALLED = frozenset((*CALLS.values(), "cond_jaxpr", "body_jaxpr", "branches"))  # parameters with a jaxpr that runs
 # Primitives that take or give random keys.
 _OF_KEYS = frozenset(
     "random_wrap random_unwrap random_clone random_seed random_fold_in random_split random_bits slice squeeze".split()
@@ -58,7 +62,7 @@ class Listing:
     """Jaxpr prepared for many runs.
 
     Attributes:
-        most_bytes: the most bytes of intermediate results that a run holds at a time.
+        most_bytes: the most bytes that a run holds at a time, of intermediate results and temporary arrays.
     """
 
     def __init__(self, closed: Any):
@@ -106,7 +110,7 @@ class Listing:
                     if not is_key(var.aval)
                 )
                 now += sum(held.get(at, 0) for at in operation.results)
-            most = max(most, now)
+            most = max(most, now + _temporary_bytes(equation))
             now -= sum(held.pop(at, 0) for at in operation.last)
         return most
 
@@ -156,6 +160,19 @@ def _function_of(eqn: Any) -> Callable[..., Any]:
     if found is None:
         return _Alone(eqn)
     return functools.partial(found, dict(eqn.params, results=[v.aval for v in eqn.outvars]))
+
+
+def _temporary_bytes(eqn: Any) -> int:
+    """Return the bytes that an operation holds while it runs, besides operands and results. Raises NoRule."""
+    name, most = eqn.primitive.name, 0
+    if name in TEMPORARIES:
+        most = TEMPORARIES[name](eqn)
+    for value in (eqn.params.get(param) for param in _CALLED if name in RULES):
+        for called in value if isinstance(value, tuple) else (value,):
+            if isinstance(called, core.Jaxpr | core.ClosedJaxpr):
+                with contextlib.suppress(NoRule):  # a branch that does not run needs no rules
+                    most = max(most, inner(called).most_bytes)
+    return most
 
 
 class _Alone:

@@ -68,11 +68,16 @@ def _pad(params: Params, x: Any, filling: Any) -> Any:
     return padded(x, filling, params["padding_config"])
 
 
+def padded_shape(shape: Sequence[int], config: Sequence[tuple[int, int, int]]) -> list[int]:
+    """Return the shape of the result of `padded`."""
+    return [max(low + high + size + max(size - 1, 0) * holes, 0) for size, (low, high, holes) in zip(shape, config)]
+
+
 def padded(x: Any, filling: Any, config: Sequence[tuple[int, int, int]]) -> Any:
     """Return an array with `filling` before, behind and between its elements; negative numbers cut off."""
     if not any(map(any, config)):
         return x
-    shape = [max(low + high + size + max(size - 1, 0) * holes, 0) for size, (low, high, holes) in zip(x.shape, config)]
+    shape = padded_shape(x.shape, config)
     found = np.full(shape, filling, x.dtype)
     goal, source = [], []
     for size, whole, (low, _, holes) in zip(x.shape, shape, config):

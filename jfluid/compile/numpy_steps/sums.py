@@ -6,11 +6,13 @@ from typing import Any
 
 import numpy as np
 
-from jfluid.compile.numpy_steps.interpreter import RULES, rule
-from jfluid.compile.numpy_steps.shapes import padded
+from jfluid.compile.numpy_steps.elementwise import ranks
+from jfluid.compile.numpy_steps.interpreter import RULES, TEMPORARIES, NoRule, rule
+from jfluid.compile.numpy_steps.shapes import padded, padded_shape
 
 Params = dict[str, Any]
-_FEW_TAPS = 32  # most elements of a depthwise window that a loop computes
+_FEW_TAPS = 32  # most elements of a window, of one channel, that a loop computes
+_MOST_TAPS = 4096  # most elements of a window whose greatest element is selected: a loop in Python
 
 
 def _reduction(name: str, reduce: Callable[..., Any]) -> None:
@@ -96,10 +98,10 @@ def _sort(params: Params, *values: Any) -> Any:
 
 @rule("top_k")
 def _top_k(params: Params, x: Any) -> Any:
-    """Return the largest elements; equal elements keep their order."""
+    """Return the largest elements in the total order; equal elements keep their order."""
     axis, size = params.get("axis", x.ndim - 1), params["k"]
     x = np.moveaxis(x, axis, -1)
-    order = x.shape[-1] - 1 - np.argsort(x[..., ::-1], kind="stable")[..., ::-1][..., :size]
+    order = x.shape[-1] - 1 - np.argsort(ranks(x)[..., ::-1], kind="stable")[..., ::-1][..., :size]
     found = np.take_along_axis(x, order, -1), order.astype(np.int32)
     return [np.moveaxis(v, -1, axis) for v in found]
 
@@ -149,6 +151,25 @@ def _convolution(params: Params, image: Any, filters: Any) -> Any:
     for at, place in enumerate(numbers.out_spec):
         order[place] = at
     return np.transpose(found, order).astype(params["results"][0].dtype, copy=False)
+
+
+def _convolution_bytes(eqn: Any) -> int:
+    """Return the bytes of a padded image, and of its windows as the rows of a matrix."""
+    params = eqn.params
+    numbers = params["dimension_numbers"]
+    image, filters = (
+        [var.aval.shape[i] for i in spec] for var, spec in zip(eqn.invars, (numbers.lhs_spec, numbers.rhs_spec))
+    )
+    config = [(*edges, hole - 1) for edges, hole in zip(params["padding"], params["lhs_dilation"])]
+    space = padded_shape(image[2:], config)
+    counts = _places(space, filters[2:], params["window_strides"], params["rhs_dilation"])
+    taps = math.prod(filters[2:])
+    alone = image[1] == params["feature_group_count"] > 1 and taps <= _FEW_TAPS  # a loop over the taps
+    windows = 0 if alone else math.prod(counts) * taps
+    return int(image[0] * image[1] * (math.prod(space) + windows) * eqn.outvars[0].aval.dtype.itemsize)
+
+
+TEMPORARIES["conv_general_dilated"] = _convolution_bytes
 
 
 def _places(shape: Sequence[int], sizes: Sequence[int], strides: Sequence[int], holes: Sequence[int]) -> list[int]:
@@ -227,24 +248,34 @@ def _grouped(
 # Windows
 
 
-def _of_windows(params: Params, x: Any, filling: Any) -> tuple[Any, Any]:
-    """Return an array with padding, and the places of the windows."""
-    holes = params.get("base_dilation") or (1,) * x.ndim
-    config = [(*edges, hole - 1) for edges, hole in zip(params["padding"], holes)]
-    x = padded(x, filling, config)
-    own = params.get("window_dilation") or (1,) * x.ndim
-    return x, _taps(x, params["window_dimensions"], params["window_strides"], own)
+def _padding_of_windows(params: Params, rank: int) -> list[tuple[int, int, int]]:
+    holes = params.get("base_dilation") or (1,) * rank
+    return [(*edges, hole - 1) for edges, hole in zip(params["padding"], holes)]
+
+
+def _forms(params: Params, rank: int) -> tuple[Sequence[int], Sequence[int], Sequence[int]]:
+    """Return the sizes, the strides and the dilations of windows."""
+    return params["window_dimensions"], params["window_strides"], params.get("window_dilation") or (1,) * rank
+
+
+def _padded_bytes(eqn: Any) -> int:
+    x = eqn.invars[-1].aval
+    return math.prod(padded_shape(x.shape, _padding_of_windows(eqn.params, x.ndim))) * int(x.dtype.itemsize)
 
 
 def _window_reduction(name: str, function: Any, filling: Callable[[Any], Any]) -> None:
     def run(params: Params, x: Any) -> Any:
-        x, taps = _of_windows(params, x, filling(x.dtype))
+        forms = _forms(params, x.ndim)
+        x = padded(x, filling(x.dtype), _padding_of_windows(params, x.ndim))
+        if math.prod(forms[0]) > _FEW_TAPS:
+            return function.reduce(_windows(x, *forms), axis=tuple(range(x.ndim, 2 * x.ndim)), dtype=x.dtype)
+        taps = _taps(x, *forms)
         found = np.array(x[taps[0][1]])
         for _, places in taps[1:]:
             function(found, x[places], out=found)
         return found
 
-    RULES[name] = run
+    RULES[name], TEMPORARIES[name] = run, _padded_bytes
 
 
 _window_reduction("reduce_window_sum", np.add, lambda dtype: 0)
@@ -258,7 +289,8 @@ def _select_and_scatter(params: Params, source: Any, x: Any) -> Any:
     largest = params["select_prim"].name == "ge"
     filling = lowest(x.dtype) if largest else highest(x.dtype)
     edges = params["padding"]
-    whole, taps = _of_windows(params, x, filling)
+    whole = padded(x, filling, _padding_of_windows(params, x.ndim))
+    taps = _taps(whole, *_forms(params, x.ndim))
     best = np.array(whole[taps[0][1]])
     chosen = np.zeros(best.shape, np.int32)
     for number, (_, places) in enumerate(taps[1:], 1):
@@ -271,3 +303,13 @@ def _select_and_scatter(params: Params, source: Any, x: Any) -> Any:
     for number, (_, places) in enumerate(taps):
         found[places] += np.where(chosen == number, source, 0).astype(source.dtype)
     return found[tuple(slice(low, low + size) for (low, _), size in zip(edges, x.shape))]
+
+
+def _selection_bytes(eqn: Any) -> int:
+    """Return the bytes of the padded array, and of the gradient of the padded array."""
+    if math.prod(eqn.params["window_dimensions"]) > _MOST_TAPS:
+        raise NoRule("it selects in windows of many elements")
+    return 2 * _padded_bytes(eqn)
+
+
+TEMPORARIES["select_and_scatter_add"] = _selection_bytes
