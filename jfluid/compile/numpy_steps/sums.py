@@ -7,8 +7,8 @@ from typing import Any
 import numpy as np
 
 from jfluid.compile.numpy_steps.elementwise import ranks
-from jfluid.compile.numpy_steps.interpreter import RULES, TEMPORARIES, NoRule, rule
-from jfluid.compile.numpy_steps.shapes import padded, padded_shape
+from jfluid.compile.numpy_steps.interpreter import RULES, NoRule, bound, rule
+from jfluid.compile.numpy_steps.shapes import padded
 
 Params = dict[str, Any]
 _FEW_TAPS = 32  # most elements of a window, of one channel, that a loop computes
@@ -153,25 +153,6 @@ def _convolution(params: Params, image: Any, filters: Any) -> Any:
     return np.transpose(found, order).astype(params["results"][0].dtype, copy=False)
 
 
-def _convolution_bytes(eqn: Any) -> int:
-    """Return the bytes of a padded image, and of its windows as the rows of a matrix."""
-    params = eqn.params
-    numbers = params["dimension_numbers"]
-    image, filters = (
-        [var.aval.shape[i] for i in spec] for var, spec in zip(eqn.invars, (numbers.lhs_spec, numbers.rhs_spec))
-    )
-    config = [(*edges, hole - 1) for edges, hole in zip(params["padding"], params["lhs_dilation"])]
-    space = padded_shape(image[2:], config)
-    counts = _places(space, filters[2:], params["window_strides"], params["rhs_dilation"])
-    taps = math.prod(filters[2:])
-    alone = image[1] == params["feature_group_count"] > 1 and taps <= _FEW_TAPS  # a loop over the taps
-    windows = 0 if alone else math.prod(counts) * taps
-    return int(image[0] * image[1] * (math.prod(space) + windows) * eqn.outvars[0].aval.dtype.itemsize)
-
-
-TEMPORARIES["conv_general_dilated"] = _convolution_bytes
-
-
 def _places(shape: Sequence[int], sizes: Sequence[int], strides: Sequence[int], holes: Sequence[int]) -> list[int]:
     """Return the number of windows along each dimension."""
     spans = [(size - 1) * hole + 1 for size, hole in zip(sizes, holes)]
@@ -218,7 +199,10 @@ def _grouped(
     strides: Sequence[int],
     holes: Sequence[int],
 ) -> Any:
-    """Convolve an image [N, C, ...] with filters [O, C / groups, ...]."""
+    """Convolve an image [N, C, ...] with filters [O, C / groups, ...].
+
+    Raises NoRule if the windows, as rows of a matrix, take more than `MOST_BYTES`.
+    """
     batch, features = image.shape[:2]
     out, depth = filters.shape[0], features // groups
     counts = _places(image.shape[2:], sizes, strides, holes)
@@ -233,6 +217,7 @@ def _grouped(
             weights = each[(..., *tap)].reshape(groups, out // groups, *ones)
             found += image[places][:, :, None] * weights
         return found.reshape(batch, out, *counts)
+    bound(image.dtype.itemsize * batch * features * math.prod(counts) * math.prod(sizes))
     windows = _windows(image, sizes, strides, holes)
     rank, depth_of = len(sizes), depth * math.prod(sizes)
     # [group, N and places, depth and window]
@@ -258,11 +243,6 @@ def _forms(params: Params, rank: int) -> tuple[Sequence[int], Sequence[int], Seq
     return params["window_dimensions"], params["window_strides"], params.get("window_dilation") or (1,) * rank
 
 
-def _padded_bytes(eqn: Any) -> int:
-    x = eqn.invars[-1].aval
-    return math.prod(padded_shape(x.shape, _padding_of_windows(eqn.params, x.ndim))) * int(x.dtype.itemsize)
-
-
 def _window_reduction(name: str, function: Any, filling: Callable[[Any], Any]) -> None:
     def run(params: Params, x: Any) -> Any:
         forms = _forms(params, x.ndim)
@@ -275,7 +255,7 @@ def _window_reduction(name: str, function: Any, filling: Callable[[Any], Any]) -
             function(found, x[places], out=found)
         return found
 
-    RULES[name], TEMPORARIES[name] = run, _padded_bytes
+    RULES[name] = run
 
 
 _window_reduction("reduce_window_sum", np.add, lambda dtype: 0)
@@ -285,7 +265,12 @@ _window_reduction("reduce_window_min", np.minimum, highest)
 
 @rule("select_and_scatter_add")
 def _select_and_scatter(params: Params, source: Any, x: Any) -> Any:
-    """Add each element of `source` where its window has the greatest element, the first of equal ones."""
+    """Add each element of `source` where its window has the greatest element, the first of equal ones.
+
+    Raises NoRule for windows of many elements.
+    """
+    if math.prod(params["window_dimensions"]) > _MOST_TAPS:
+        raise NoRule("it selects in windows of many elements")
     largest = params["select_prim"].name == "ge"
     filling = lowest(x.dtype) if largest else highest(x.dtype)
     edges = params["padding"]
@@ -303,13 +288,3 @@ def _select_and_scatter(params: Params, source: Any, x: Any) -> Any:
     for number, (_, places) in enumerate(taps):
         found[places] += np.where(chosen == number, source, 0).astype(source.dtype)
     return found[tuple(slice(low, low + size) for (low, _), size in zip(edges, x.shape))]
-
-
-def _selection_bytes(eqn: Any) -> int:
-    """Return the bytes of the padded array, and of the gradient of the padded array."""
-    if math.prod(eqn.params["window_dimensions"]) > _MOST_TAPS:
-        raise NoRule("it selects in windows of many elements")
-    return 2 * _padded_bytes(eqn)
-
-
-TEMPORARIES["select_and_scatter_add"] = _selection_bytes
