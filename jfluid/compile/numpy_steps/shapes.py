@@ -1,11 +1,12 @@
 """NumPy rules of operations that arrange elements, and of calls and loops."""
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
-from jfluid.compile.numpy_steps.interpreter import inner, is_key, rule
+from jfluid.compile.numpy_steps.interpreter import bound, inner, is_key, rule
 
 Params = dict[str, Any]
 
@@ -72,10 +73,14 @@ def _pad(params: Params, x: Any, filling: Any) -> Any:
 
 
 def padded(x: Any, filling: Any, config: Sequence[tuple[int, int, int]]) -> Any:
-    """Return an array with `filling` before, behind and between its elements; negative numbers cut off."""
+    """Return an array with `filling` before, behind and between its elements; negative numbers cut off.
+
+    Raises NoRule for a result of more than `MOST_BYTES`.
+    """
     if not any(map(any, config)):
         return x
     shape = [max(low + high + size + max(size - 1, 0) * holes, 0) for size, (low, high, holes) in zip(x.shape, config)]
+    bound(math.prod(shape) * x.dtype.itemsize)
     found = np.full(shape, filling, x.dtype)
     goal, source = [], []
     for size, whole, (low, _, holes) in zip(x.shape, shape, config):
