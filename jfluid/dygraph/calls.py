@@ -28,6 +28,9 @@ _numbers = itertools.count()
 _BLOCK = Program().global_block()  # block of operators without a program
 
 
+# Operators with attributes that do not change the shapes of outputs, and that differ between iterations of a loop.
+SLICES, SCALES = frozenset(["slice", "slice_grad"]), frozenset(["scale", "scale_grad"])
+
 # Types of attributes with a meaning that equality determines.
 _PLAIN = frozenset([bool, int, str, VarType])
 
@@ -114,8 +117,46 @@ class Call:
             except static_values.Unknown:
                 return None
 
+        if self.numbers(avals) and self.plain is not self:
+            return self.plain.outputs(avals)
+        if self.definition.type == "sum" and len(avals) > 2 and avals[0] is not None and len(set(avals)) == 1:
+            return self._sum_of_two.outputs(avals[:2])
         key = self.number, *[-1 if a is None else a.number for a in avals]
         return _outputs.get_or_make(key, inferred)
+
+    def numbers(self, avals: Sequence[Aval | None]) -> tuple[float, ...]:
+        """Return the starts of a slice inside its input, or the factor of a `scale`; an empty tuple for other calls."""
+        kind, first = self.definition.type, avals[0] if avals else None
+        if kind not in SLICES and kind not in SCALES:
+            return ()
+        if first is None or not first.plain or self.constants:
+            return ()
+        if sum(a is not None for a in avals) != 1 + kind.endswith("_grad"):
+            return ()
+        if kind in SCALES:
+            return (float(self.attrs["scale"]),) if first.dtype.kind == "f" else ()
+        axes, starts, ends = (self.attrs.get(name, ()) for name in ("axes", "starts", "ends"))
+        if not len(axes) == len(starts) == len(ends):
+            return ()
+        shape = first.shape
+        inside = all(
+            -len(shape) <= axis < len(shape) and 0 <= start < end <= shape[axis]
+            for axis, start, end in zip(axes, starts, ends)
+        )
+        return tuple(starts) if inside else ()
+
+    @functools.cached_property
+    def plain(self) -> "Call":
+        """The call with the same numbers for all calls that differ in `numbers` alone."""
+        if self.definition.type in SCALES:
+            return self.with_attrs({**self.named, "scale": 1.0})
+        sizes = [end - at for at, end in zip(self.attrs["starts"], self.attrs["ends"])]
+        return self.with_attrs({**self.named, "starts": [0] * len(sizes), "ends": sizes})
+
+    @functools.cached_property
+    def _sum_of_two(self) -> "Call":
+        """The sum of two values, which has the outputs of a sum of any number of values of one kind."""
+        return call_of("sum", (("X", 2),), self._wanted, self.named, self.shared)
 
     def infer(self, avals: Sequence[Aval | None]) -> Any:
         """Compute `outputs`; raises `static_values.Unknown` if a shape depends on numbers."""

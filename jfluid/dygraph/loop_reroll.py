@@ -5,8 +5,11 @@ word. A different length is a different record. This module finds the repeated p
 becomes an outline of calls and loops that is equal for all lengths.
 
 An iteration consists of the same calls upon inputs of the same kinds. Each input is the same in all iterations, comes
-from the same place of this iteration or of the iteration before, or is an element of a row: inputs of the step, or
-outputs of the iterations of an earlier loop.
+from the same place of this iteration or of the iteration before, or is an element of a row: inputs of the step, outputs
+of the iterations of an earlier loop, or the parts of a divided array.
+
+A call that joins a row (`stack` of the states of a loop) takes the whole row, whatever its length. A call that divides
+an array (the gradient of `stack`) gives a row.
 """
 
 from collections.abc import Sequence
@@ -22,7 +25,7 @@ _WIDEST = 4  # calls, of which a loop is worth it even in a long step
 Name = tuple[Any, ...] | None
 # Values one after the other: ("one", name), ("leaves", number), ("part", row, step, left out, left out).
 Stretch = tuple[Any, ...]
-# A row: ("loop", number, output of an iteration).
+# A row: ("loop", place of its count, output of an iteration), or ("parts", place of its count).
 Row = tuple[Any, ...]
 
 
@@ -30,17 +33,33 @@ class CannotReroll(Exception):
     """Raised for a step without an outline that is independent of lengths."""
 
 
+class RowCall(NamedTuple):
+    """A call that joins a row, or divides an array into a row.
+
+    Attributes:
+        type: type of the operator.
+        kind: kind of the call, whatever the length of the row.
+        places: inputs that are elements of the row; of a call that divides an array, the array's place.
+        divides: True for a call that divides an array.
+    """
+
+    type: str
+    kind: int
+    places: range
+    divides: bool
+
+
 class Op(NamedTuple):
     """A call of a step.
 
     Attributes:
-        kind: kind of the call, without the numbers that a loop counts.
+        kind: kind of the call, without the numbers that differ between iterations.
         inputs: numbers of outputs from 0, of inputs of the step by -1 and less; None for a missing input.
         forms: shape and dtype of each input, by number.
         first: number of the first output.
         outputs: number of outputs.
-        starts: numbers that a loop counts.
-        listed: "sum" for an operator with an input for each iteration of a loop; else "".
+        numbers: attributes that may differ between iterations and lengths: starts of a slice, a factor.
+        row: the call as a call of a whole row; None for other calls.
         draw: place of the random numbers; -1 for none.
     """
 
@@ -49,9 +68,14 @@ class Op(NamedTuple):
     forms: tuple[Any, ...]
     first: int
     outputs: int
-    starts: tuple[int, ...] = ()
-    listed: str = ""
+    numbers: tuple[float, ...] = ()
+    row: RowCall | None = None
     draw: int = -1
+
+    @property
+    def row_kind(self) -> int:
+        """Kind that is the same for all lengths of a row."""
+        return self.row.kind if self.row else self.kind
 
 
 class Span(NamedTuple):
@@ -70,15 +94,23 @@ class CallNode(NamedTuple):
     """A call outside of loops.
 
     Attributes:
-        inputs: names; stretches for a call with a list that contains a row.
-        listed: the operator if inputs are stretches; else "".
+        inputs: names; for a call that joins a row, stretches.
+        row: type of a call that joins a row or divides an array; "" for other calls.
+        divides: True for a call that divides an array.
+        numbers: True for a call with numbers.
     """
 
     kind: int
     inputs: tuple[Any, ...]
-    listed: str
-    starts: bool
+    row: str
+    divides: bool
+    numbers: bool
     draws: bool
+
+    @property
+    def joins(self) -> bool:
+        """True for a call that joins a row."""
+        return bool(self.row) and not self.divides
 
 
 class LoopNode(NamedTuple):
@@ -90,7 +122,7 @@ class LoopNode(NamedTuple):
         carried: output and first value of each value that an iteration takes from the iteration before.
         same: names of the values that all iterations read.
         rows: stretches of the values of which each iteration reads an element.
-        starts: calls with numbers that the loop counts.
+        numbers: calls with numbers.
         draws: calls that draw random numbers.
     """
 
@@ -99,7 +131,7 @@ class LoopNode(NamedTuple):
     carried: tuple[tuple[int, Name], ...]
     same: tuple[Name, ...]
     rows: tuple[tuple[Stretch, ...], ...]
-    starts: tuple[int, ...]
+    numbers: tuple[int, ...]
     draws: tuple[int, ...]
 
 
@@ -113,9 +145,9 @@ class Outline:
         places: place of each call, or of the first call of each loop.
         leaves: inputs of the step that are read by name.
         stacks: inputs that form a row, for each row.
-        starts: counted numbers of each call with such numbers; of a loop in order of the iterations.
+        numbers: numbers of each call with numbers; of a loop in order of the iterations.
         draws: places of random numbers, likewise.
-        counts: number of iterations of each loop.
+        counts: number of iterations of each loop, and of parts of each divided array.
         held: numbers of the outputs in each result.
     """
 
@@ -124,7 +156,7 @@ class Outline:
     places: list[int] = field(default_factory=list)
     leaves: list[int] = field(default_factory=list)
     stacks: list[list[int]] = field(default_factory=list)
-    starts: list[list[tuple[int, ...]]] = field(default_factory=list)
+    numbers: list[list[tuple[float, ...]]] = field(default_factory=list)
     draws: list[list[int]] = field(default_factory=list)
     counts: list[int] = field(default_factory=list)
     held: list[list[int]] = field(default_factory=list)
@@ -187,11 +219,11 @@ def form_of(ops: Sequence[Op], spans: Sequence[Span]) -> Any:
     found: list[Any] = []
     at = 0
     for span in spans:
-        found += [op.kind for op in ops[at : span.start]]
+        found += [op.row_kind for op in ops[at : span.start]]
         body = ops[span.start : span.start + span.period]
         found.append(tuple([op.kind for op in body]))
         at = span.end
-    found += [op.kind for op in ops[at:]]
+    found += [op.row_kind for op in ops[at:]]
     return tuple(found)
 
 
@@ -229,7 +261,6 @@ class Reroller:
         self._ops, self._spans = ops, spans
         self._leaves: dict[int, int] = {}
         self._homes: dict[int, tuple[Any, ...]] = {}  # of outputs: (row, place), or ("out", call, place)
-        self._lengths: dict[Row, int] = {}
         self.outline = Outline()
         at = 0
         for span in spans:
@@ -259,13 +290,14 @@ class Reroller:
         row, place = home
         return "row", row, self._from_an_end(row, place)
 
+    def _length(self, row: Row) -> int:
+        return self.outline.counts[row[1]]
+
     def _from_an_end(self, row: Row, place: int) -> int:
-        left = self._lengths[row] - place
-        if left <= _EDGE:
-            return -left
-        if place < _EDGE:
-            return place
-        raise CannotReroll("an iteration in the middle of a loop that is read alone")
+        left = self._length(row) - place
+        if min(left - 1, place) >= _EDGE:
+            raise CannotReroll("an iteration in the middle of a loop that is read alone")
+        return place if place < left - 1 else -left
 
     def _stretches(self, sources: Sequence[int | None]) -> tuple[Stretch, ...]:
         """Return a sequence of values as stretches: rows of earlier loops, inputs, single values."""
@@ -273,25 +305,28 @@ class Reroller:
         at = 0
         while at < len(sources):
             row, step, end = self._stretch(sources, at)
-            if end - at < FEWEST:
-                if sources[at] is None:
-                    raise CannotReroll("a row with missing values")
-                found.append(("one", self._name(sources[at])))
-                at += 1
-                continue
-            if row is None:
+            if sources[at] is None:
+                raise CannotReroll("a row with missing values")
+            part = None if row is None or end - at < 2 else self._part(row, step, sources[at:end])
+            if part is not None:
+                found.append(part)
+            elif end - at >= FEWEST and row is None:
                 stacks = self.outline.stacks
                 stacks.append([-1 - s for s in sources[at:end] if s is not None])
                 found.append(("leaves", len(stacks) - 1))
+            elif end - at >= FEWEST:
+                raise CannotReroll("a part of a loop")
             else:
-                first, last = (self._homes[sources[i]][1] for i in (at, end - 1))  # type: ignore[index]
-                low, high = min(first, last), max(first, last)
-                before, behind = low, self._lengths[row] - 1 - high
-                if max(before, behind) >= _EDGE:
-                    raise CannotReroll("a part of a loop")
-                found.append(("part", row, step, before, behind))
+                found.append(("one", self._name(sources[at])))
+                end = at + 1
             at = end
         return tuple(found)
+
+    def _part(self, row: Row, step: int, sources: Sequence[int | None]) -> Stretch | None:
+        """Return the stretch of neighbours in a row, or None if it leaves out more than the ends of the row."""
+        first, last = (self._homes[sources[i]][1] for i in (0, -1))  # type: ignore[index]
+        before, behind = min(first, last), self._length(row) - 1 - max(first, last)
+        return None if max(before, behind) >= _EDGE else ("part", row, step, before, behind)
 
     def _stretch(self, sources: Sequence[int | None], at: int) -> tuple[Row | None, int, int]:
         """Return row, direction and end of the stretch that begins at a place.
@@ -325,24 +360,32 @@ class Reroller:
     def _call(self, at: int) -> None:
         op, outline = self._ops[at], self.outline
         number = len(outline.nodes)
-        given: tuple[Any, ...] = self._listed(op) if op.listed else ()
-        listed = op.listed if given else ""
-        if not given:
-            given = tuple([self._name(source) for source in op.inputs])
-        outline.nodes.append(CallNode(op.kind, given, listed, bool(op.starts), op.draw >= 0))
+        row = op.row
+        divides = row is not None and row.divides
+        given: tuple[Any, ...] = () if row is None or divides else self._joined(op, row)
+        if row is None or not (divides or given):
+            row, given = None, tuple([self._name(source) for source in op.inputs])
+        elif divides:
+            given = tuple([self._name(op.inputs[i]) for i in row.places])
+        kind = op.kind if row is None else row.kind
+        outline.nodes.append(CallNode(kind, given, row.type if row else "", divides, bool(op.numbers), op.draw >= 0))
         outline.places.append(at)
-        if op.starts:
-            outline.starts.append([op.starts])
+        if op.numbers:
+            outline.numbers.append([op.numbers])
         if op.draw >= 0:
             outline.draws.append([op.draw])
+        if divides:
+            outline.counts.append(op.outputs)
         for i in range(op.outputs):
-            self._homes[op.first + i] = ("out", number, i)
+            self._homes[op.first + i] = (("parts", len(outline.counts) - 1), i) if divides else ("out", number, i)
 
-    def _listed(self, op: Op) -> tuple[Stretch, ...]:
-        """Return the inputs of a sum, in any order, as stretches; empty for a list without a row."""
-        own = sorted([s for s in op.inputs if s is not None], key=self._rank)
-        if len(set(op.forms)) > 1:
+    def _joined(self, op: Op, row: RowCall) -> tuple[Stretch, ...]:
+        """Return the elements that a call joins as stretches, of a sum in any order; empty for a list without a row."""
+        own = [op.inputs[i] for i in row.places]
+        if len({op.forms[i] for i in row.places}) > 1 or None in own:
             return ()
+        if row.type == "sum":
+            own = sorted([s for s in own if s is not None], key=self._rank)
         stacks = len(self.outline.stacks)
         found = self._stretches(own)
         if all(stretch[0] == "one" for stretch in found):
@@ -370,11 +413,11 @@ class Reroller:
                 for j, op in enumerate(body[0])
             ]
         )
-        starts = [j for j, op in enumerate(body[0]) if op.starts]
+        numbers = [j for j, op in enumerate(body[0]) if op.numbers]
         draws = [j for j, op in enumerate(body[0]) if op.draw >= 0]
-        outline.starts += [[ops[j].starts for ops in body] for j in starts]
+        outline.numbers += [[ops[j].numbers for ops in body] for j in numbers]
         outline.draws += [[ops[j].draw for ops in body] for j in draws]
-        number = len(outline.counts)
+        number = len(outline.counts)  # the place of its count
         outline.counts.append(span.times)
         outline.nodes.append(
             LoopNode(
@@ -383,14 +426,13 @@ class Reroller:
                 tuple(loop.carried),
                 tuple(loop.same),
                 tuple(loop.rows),
-                tuple(starts),
+                tuple(numbers),
                 tuple(draws),
             )
         )
         outline.places.append(span.start)
         for q in range(stride):
             row: Row = ("loop", number, q)
-            self._lengths[row] = span.times
             for k, first in enumerate(firsts):
                 self._homes[first + q] = (row, k)
 
@@ -406,7 +448,7 @@ class Reroller:
             else:
                 rows.setdefault(home[0], []).append(number)
         for row, numbers in rows.items():
-            if len(numbers) == self._lengths[row]:
+            if len(numbers) == self._length(row):
                 numbers.sort(key=lambda n: int(self._homes[n][1]))
                 self.outline.results.append(("whole", row))
                 self.outline.held.append(numbers)

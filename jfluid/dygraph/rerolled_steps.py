@@ -15,14 +15,18 @@ import numpy as np
 from jax import Array, lax
 
 from jfluid.compile.runtime.lru_cache import LruCache
-from jfluid.dygraph.calls import Call, frozen
+from jfluid.dygraph.calls import SCALES, Call, frozen
 from jfluid.dygraph.compiled_trace import NONE, key_of
 from jfluid.dygraph.lazy_values import Aval, aval_of
-from jfluid.dygraph.loop_reroll import CallNode, LoopNode, Name, Op, Outline, Row, Stretch
+from jfluid.dygraph.loop_reroll import FEWEST, CallNode, LoopNode, Name, Op, Outline, Row, RowCall, Stretch
 from jfluid.dygraph.trace_trie import TraceNode
 
-_SLICES = frozenset(["slice", "slice_grad"])
-_COUNTED = frozenset(["starts", "ends"])
+# Slots of the elements that a call joins, or of the array that a call divides.
+_JOINED = {"sum": "X", "stack": "X", "concat": "X", "unstack_grad": "Y@GRAD", "split_grad": "Out@GRAD"}
+_DIVIDED = {"unstack": "X", "split": "X", "stack_grad": "Y@GRAD", "concat_grad": "Out@GRAD"}
+_ALONG = frozenset(["concat", "concat_grad", "split", "split_grad"])  # parts keep the dimension
+_COUNTS = frozenset(["num", "sections"])  # attributes that follow from the length of a row
+_Pattern = tuple[tuple[Any, ...], ...]
 _kinds = LruCache[int](8192)
 _numbers = itertools.count()
 
@@ -40,17 +44,16 @@ def ops_of(trace_node: TraceNode) -> list[Op]:
         inputs = tuple([None if s == NONE else s for s in record.inputs])
         avals = [None if s is None else _aval(outputs[s]) if s >= 0 else leaves[-1 - s] for s in inputs]
         outputs += own.made
-        starts = _starts(own.call, avals)
-        listed = "sum" if own.call.definition.type == "sum" else ""
+        numbers = own.call.numbers(avals)
         found.append(
             Op(
-                _kind(own.call, starts, listed),
+                _kind(own.call, numbers),
                 inputs,
                 tuple([a and a.number for a in avals]),
                 own.first_output,
                 len(own.made),
-                starts,
-                listed,
+                numbers,
+                _row_call(own.call, avals, own.made),
                 record.draw,
             )
         )
@@ -61,33 +64,39 @@ def _aval(made: Any) -> Aval:
     return made if isinstance(made, Aval) else aval_of(made)
 
 
-def _starts(call: Call, avals: Sequence[Aval | None]) -> tuple[int, ...]:
-    """Return the starts of a slice that a loop may count, or an empty tuple."""
-    if call.definition.type not in _SLICES or call.constants:
-        return ()
-    if sum(a is not None for a in avals) != (1 if call.definition.type == "slice" else 2):
-        return ()
-    shape = avals[0].shape if avals[0] is not None else ()
-    axes, starts, ends = (call.attrs.get(name, ()) for name in ("axes", "starts", "ends"))
-    if not len(axes) == len(starts) == len(ends):
-        return ()
-    inside = all(
-        -len(shape) <= axis < len(shape) and 0 <= start < end <= shape[axis]
-        for axis, start, end in zip(axes, starts, ends)
-    )
-    return tuple(starts) if inside else ()
+def _row_call(call: Call, avals: Sequence[Aval | None], made: Sequence[Any]) -> RowCall | None:
+    """Return a call as a call of a whole row, or None for other calls."""
+    kind = call.definition.type
+    slot = _JOINED.get(kind) or _DIVIDED.get(kind)
+    if slot is None or call.constants:
+        return None
+    at = 0
+    for known, n in zip(call.definition.ins, call.layout):
+        if known.name == slot:
+            break
+        at += abs(n)
+    places = range(at, at + abs(n))
+    if kind in _ALONG and any("Tensor" in s.name and a is not None for s, a in _slots(call, avals)):
+        return None  # an axis or sections that are values
+    divides = kind in _DIVIDED
+    if divides and (len(made) < FEWEST or len({m.number if isinstance(m, Aval) else m for m in made}) > 1):
+        return None
+    rest = {name: v for name, v in call.named.items() if name not in _COUNTS}
+    number = _kinds.get_or_make((kind, frozen(rest)), lambda: next(_numbers))
+    return RowCall(kind, number, places, divides)
 
 
-def _kind(call: Call, starts: tuple[int, ...], listed: str) -> int:
+def _slots(call: Call, values: Sequence[Any]) -> Iterator[tuple[Any, Any]]:
+    """Yield the input slot of each value of a call, with the value."""
+    it = iter(values)
+    for slot, n in zip(call.definition.ins, call.layout):
+        for _ in range(abs(n)):
+            yield slot, next(it)
+
+
+def _kind(call: Call, numbers: tuple[float, ...]) -> int:
     """Return the number of a call's kind, which is the same in each iteration."""
-    if listed:
-        key: Any = (listed, frozen(call.named))
-    elif starts:
-        sizes = tuple([end - at for at, end in zip(starts, call.attrs["ends"])])
-        rest = {name: v for name, v in call.named.items() if name not in _COUNTED}
-        key = (call.definition.type, call.given, frozen(rest), sizes)
-    else:
-        key = call.number
+    key = ("plain", call.plain.number) if numbers else call.number
     return _kinds.get_or_make(key, lambda: next(_numbers))
 
 
@@ -102,13 +111,92 @@ def arguments(outline: Outline, arrays: Sequence[Any], draws: Any) -> tuple[list
     found: dict[str, Any] = {f"l{i}": arrays[-1 - s] for i, s in enumerate(outline.leaves)}
     for i, own in enumerate(outline.stacks):
         found[f"s{i}"] = np.stack([np.asarray(arrays[at]) for at in own])
-    for i, starts in enumerate(outline.starts):
-        found[f"n{i}"] = np.array(starts, np.int64)
+    for i, numbers in enumerate(outline.numbers):
+        whole = isinstance(numbers[0][0], int)
+        found[f"n{i}"] = np.array(numbers, np.int64 if whole else np.float64)
     for i, places in enumerate(outline.draws):
         found[f"d{i}"] = draws[places]
     for i, count in enumerate(outline.counts):
         found[f"k{i}"] = np.arange(count)
+    for pattern, i in _reads(outline).items():
+        found[f"i{i}"] = _places(pattern, outline)
+    for (count, place), i in _ends(outline).items():
+        found[f"e{i}"] = np.array(outline.counts[count] + place)
     return list(found), tuple(found.values())
+
+
+def _pattern(stretches: Sequence[Stretch]) -> _Pattern:
+    """Return the stretches of a row without the outputs that they are of: rows of one pattern are read alike."""
+    return tuple([(s[0], *s[1:2]) if s[0] == "leaves" else _places_of(s) for s in stretches])
+
+
+def _places_of(stretch: Stretch) -> tuple[Any, ...]:
+    return ("one",) if stretch[0] == "one" else ("part", stretch[1][1], *stretch[2:])
+
+
+def _is_stack(stretches: Sequence[Stretch]) -> bool:
+    """Return True for a row of inputs alone, which is an array."""
+    return len(stretches) == 1 and stretches[0][0] == "leaves"
+
+
+def _reads(outline: Outline) -> dict[_Pattern, int]:
+    """Return the number of each pattern of the rows that loops read."""
+    rows = [row for node in outline.nodes if isinstance(node, LoopNode) for row in node.rows]
+    return {own: i for i, own in enumerate(dict.fromkeys([_pattern(row) for row in rows if not _is_stack(row)]))}
+
+
+def _places(pattern: _Pattern, outline: Outline) -> np.ndarray:
+    """Return int64 [iterations, 2]: the stretch of the element of each iteration, and the element's place."""
+    found: list[tuple[int, int]] = []
+    for at, (kind, *where) in enumerate(pattern):
+        places = range(1)
+        if kind == "leaves":
+            places = range(len(outline.stacks[where[0]]))
+        elif kind == "part":
+            count, step, before, behind = where
+            places = range(before, outline.counts[count] - behind)[::step]
+        found += [(at, place) for place in places]
+    return np.array(found, np.int64)
+
+
+def _ends(outline: Outline) -> dict[tuple[int, int], int]:
+    """Return the number of each place before the end of a row that is read by name."""
+    names = [name for node in outline.nodes for name in _names_in(node)] + outline.results
+    found = [(n[1][1], n[2]) for n in names if n is not None and n[0] == "row" and n[2] < 0]
+    return {end: i for i, end in enumerate(dict.fromkeys(found))}
+
+
+def outline_calls(outline: Outline, calls: Sequence[Call]) -> Iterator[tuple[int, Call]]:
+    """Yield place and call of each call of an outline, of a loop those of one iteration.
+
+    A call is the same for all lengths of the loops: it has fixed numbers. Calls with whole rows are left out.
+    """
+    for node, at in zip(outline.nodes, outline.places, strict=True):
+        if isinstance(node, LoopNode):
+            yield from ((at + j, c.plain if j in node.numbers else c) for j, c in _body(node, at, calls))
+        elif not node.row:
+            yield at, calls[at].plain if node.numbers else calls[at]
+
+
+def _body(node: LoopNode, at: int, calls: Sequence[Call]) -> Iterator[tuple[int, Call]]:
+    return enumerate(calls[at : at + len(node.kinds)])
+
+
+def identity_of(outline: Outline, calls: Sequence[Call]) -> Any:
+    """Return values that identify an outline in all processes, beside the operators of `outline_calls`."""
+    kinds: dict[int, int] = {}  # numbers of this outline instead of those of the process
+    nodes: list[Any] = []
+    for node, at in zip(outline.nodes, outline.places, strict=True):
+        if isinstance(node, LoopNode):
+            nodes.append(node._replace(kinds=tuple([kinds.setdefault(k, len(kinds)) for k in node.kinds])))
+        else:
+            axis = calls[at].attrs.get("axis") if node.row else None
+            nodes.append((node._replace(kind=kinds.setdefault(node.kind, len(kinds))), axis))
+    found = []
+    for _, call in outline_calls(outline, calls):
+        known = [(i, str(v.dtype), v.shape, v.tobytes()) for i, v in sorted(call.constants.items())]
+        found.append((call.layout, call.wanted, call.shared, known))
+    return nodes, outline.results, len(outline.leaves), len(outline.stacks), found
 
 
 class RerolledStep:
@@ -131,32 +219,34 @@ class RerolledStep:
 
 def _rows_of(outline: Outline) -> Iterator[Row]:
     """Yield the rows that are read other than by a sum of the whole row."""
-    for name in outline.results:
-        if name[0] in ("whole", "row"):
-            yield name[1]
+    yield from (name[1] for name in outline.results if name[0] in ("whole", "row"))
     for node in outline.nodes:
-        names: list[Any] = []
-        stretches: list[Stretch] = []
-        if isinstance(node, LoopNode):
-            names = [*node.same, *(name for _, name in node.carried)]
-            stretches = [stretch for row in node.rows for stretch in row]
-        elif node.listed:
-            stretches = list(node.inputs)
-        else:
-            names = list(node.inputs)
-        names += [stretch[1] for stretch in stretches if stretch[0] == "one"]
-        yield from (name[1] for name in names if name is not None and name[0] == "row")
-        yield from (s[1] for s in stretches if s[0] == "part" and not _is_whole_sum(node, s))
+        yield from (name[1] for name in _names_in(node) if name is not None and name[0] == "row")
+        yield from (s[1] for s in _stretches_in(node) if s[0] == "part" and not _is_whole_sum(node, s))
+
+
+def _stretches_in(node: Any) -> list[Stretch]:
+    if isinstance(node, LoopNode):
+        return [stretch for row in node.rows for stretch in row]
+    return list(node.inputs) if node.joins else []
+
+
+def _names_in(node: Any) -> list[Name]:
+    """Return the names of the single values that a call or a loop reads."""
+    found: list[Name] = [stretch[1] for stretch in _stretches_in(node) if stretch[0] == "one"]
+    if isinstance(node, LoopNode):
+        return [*found, *node.same, *(name for _, name in node.carried)]
+    return found if node.joins else list(node.inputs)
 
 
 def _is_whole_sum(node: Any, stretch: Stretch) -> bool:
-    plain = isinstance(node, CallNode) and stretch[0] == "part" and stretch[3:] == (0, 0)
-    return plain and node.listed == "sum"
+    whole = isinstance(node, CallNode) and stretch[0] == "part" and stretch[3:] == (0, 0)
+    return whole and node.row == "sum"
 
 
 def _summed_of(outline: Outline) -> Iterator[Row]:
     for node in outline.nodes:
-        if isinstance(node, CallNode) and node.listed:
+        if isinstance(node, CallNode) and node.joins:
             yield from (s[1] for s in node.inputs if _is_whole_sum(node, s))
 
 
@@ -184,7 +274,8 @@ class _Run:
         self._values: dict[tuple[int, int], Any] = {}
         self._rows: dict[Row, Any] = {}
         self._sums: dict[Row, Any] = {}
-        self._starts, self._draws, self._loops = 0, 0, 0
+        self._numbers, self._draws, self._counts = 0, 0, 0
+        self._reads, self._ends = _reads(outline), _ends(outline)
         for number, node in enumerate(outline.nodes):
             if isinstance(node, LoopNode):
                 self._loop(node, outline.places[number])
@@ -203,8 +294,9 @@ class _Run:
             return self._env[f"l{name[1]}"]
         if name[0] == "out":
             return self._values[name[1:]]
-        row = self._rows[name[1]]
-        return lax.index_in_dim(row, name[2] % row.shape[0], 0, keepdims=False)
+        _, row, place = name
+        at = place if place >= 0 else self._env[f"e{self._ends[row[1], place]}"]
+        return _element(self._rows[row], at)
 
     def _stretch(self, stretch: Stretch) -> Any:
         if stretch[0] == "one":
@@ -220,9 +312,14 @@ class _Run:
         found = [self._stretch(stretch) for stretch in stretches]
         return found[0] if len(found) == 1 else lax.concatenate(found, 0)
 
-    def _next_starts(self) -> Any:
-        self._starts += 1
-        return self._env[f"n{self._starts - 1}"]
+    def _next_numbers(self) -> Any:
+        self._numbers += 1
+        return self._env[f"n{self._numbers - 1}"]
+
+    def _next_count(self) -> tuple[int, Any]:
+        """Return the place of the next count, and the numbers from 0 to the count."""
+        self._counts += 1
+        return self._counts - 1, self._env[f"k{self._counts - 1}"]
 
     def _next_draws(self) -> Any:
         self._draws += 1
@@ -232,14 +329,21 @@ class _Run:
 
     def _call(self, number: int, node: CallNode, at: int) -> None:
         call = self._calls[at]
-        starts = self._next_starts()[0] if node.starts else None
-        seed = self._next_draws()[0] if node.draws else None
-        if not node.listed:
-            made = _called(call, at, [self._value(name) for name in node.inputs], starts, seed)
+        if not node.row:
+            numbers = self._next_numbers()[0] if node.numbers else None
+            seed = self._next_draws()[0] if node.draws else None
+            made = _called(call, at, [self._value(name) for name in node.inputs], numbers, seed)
             self._values.update({(number, i): v for i, v in enumerate(made)})
             return
         with jax.named_scope(f"{call.definition.type}@{at}"):
-            self._values[number, 0] = self._sum(node.inputs)
+            if node.divides:
+                whole = jnp.asarray(self._value(node.inputs[0]))
+                count, counted = self._next_count()
+                self._rows["parts", count] = _parts(call, whole, counted.shape[0])
+            elif node.row == "sum":
+                self._values[number, 0] = self._sum(node.inputs)
+            else:
+                self._values[number, 0] = _joined(call, self._stack(node.inputs))
 
     def _sum(self, stretches: Sequence[Stretch]) -> Any:
         total: Any = None
@@ -254,14 +358,35 @@ class _Run:
             total = own if total is None else total + own
         return total
 
-    # ---- loops --------------------------------------------------------------------------------------
+    # ---- rows --------------------------------------------------------------------------------------
+
+    def _row(self, stretches: Sequence[Stretch]) -> Any:
+        """Return an array with an element for each iteration: a row of inputs, or the places of elements."""
+        if _is_stack(stretches):
+            return self._env[f"s{stretches[0][1]}"]
+        return self._env[f"i{self._reads[_pattern(stretches)]}"]
+
+    def _read(self, stretches: Sequence[Stretch], own: Any) -> Any:
+        """Return the element of a row that an iteration reads, for its element of the array of `_row`."""
+        if _is_stack(stretches):
+            return own
+        found: Any = None
+        for at, stretch in enumerate(stretches):
+            if stretch[0] == "one":
+                value = jnp.asarray(self._value(stretch[1]))
+            else:
+                row = self._env[f"s{stretch[1]}"] if stretch[0] == "leaves" else self._rows[stretch[1]]
+                value = _element(row, own[1])
+            found = value if found is None else jnp.where(own[0] == at, value, found)
+        return found
+
+        # ---- loops --------------------------------------------------------------------------------------
 
     def _loop(self, node: LoopNode, at: int) -> None:
-        number = self._loops
-        self._loops += 1
+        number, counted = self._next_count()
         same = [self._value(name) for name in node.same]
-        each = [self._stack(stretches) for stretches in node.rows]
-        starts = {j: self._next_starts() for j in node.starts}
+        each = [self._row(stretches) for stretches in node.rows]
+        numbers = {j: self._next_numbers() for j in node.numbers}
         draws = {j: self._next_draws() for j in node.draws}
         first = [_strong(self._value(name)) for _, name in node.carried]
         kept: list[int] = []
@@ -271,20 +396,21 @@ class _Run:
 
         def iteration(state: Any, own: Any) -> Any:
             before, totals = state
-            of_each, of_starts, of_draws, _ = own
-            given = {"before": before, "same": same, "each": of_each}
+            of_each, of_numbers, of_draws, _ = own
+            read = [self._read(stretches, own) for stretches, own in zip(node.rows, of_each)]
+            given = {"before": before, "same": same, "each": read}
             made: list[Any] = []
             for j, inputs in enumerate(node.inputs):
                 values = [None if i is None else made[i[1]] if i[0] == "own" else given[i[0]][i[1]] for i in inputs]
                 call = self._calls[at + j]
-                made += _called(call, at + j, values, of_starts.get(j), of_draws.get(j))
+                made += _called(call, at + j, values, of_numbers.get(j), of_draws.get(j))
             after = [_strong(made[q]) for q, _ in node.carried]
             if totals is None:  # to see their shapes
                 return after, [made[q] for q in sums]
             totals = [total + made[q] for total, q in zip(totals, sums)]
             return (after, totals), [made[q] for q in kept]
 
-        steps = (each, starts, draws, self._env[f"k{number}"])
+        steps = (each, numbers, draws, counted)
         zeros: list[Any] = []
         if sums:
 
@@ -298,24 +424,34 @@ class _Run:
         self._sums.update({("loop", number, q): v for q, v in zip(sums, totals)})
 
 
+def _element(row: Any, place: Any) -> Array:
+    if isinstance(place, int):
+        return lax.index_in_dim(row, place, 0, keepdims=False)
+    return lax.dynamic_index_in_dim(row, place, 0, keepdims=False, allow_negative_indices=False)
+
+
 def _strong(value: Any) -> Array:
     """Return an array with a strong type, as loop state requires."""
     return lax.convert_element_type(value, jnp.result_type(value))
 
 
-def _called(call: Call, at: int, values: Sequence[Any], starts: Any, seed: Any) -> list[Any]:
+def _called(call: Call, at: int, values: list[Any], numbers: Any, seed: Any) -> list[Any]:
     """Return the outputs of a call, one after the other.
 
     Args:
         call: the call.
         at: place of the call, for error messages.
         values: inputs.
-        starts: start of a counted slice; None for other calls.
+        numbers: numbers of the call that differ between iterations; None for other calls.
         seed: seed of random numbers.
     """
     with jax.named_scope(f"{call.definition.type}@{at}"):
-        key = None if seed is None else key_of(seed)
-        made = call(values, key) if starts is None else _sliced(call, list(values), starts)
+        if numbers is None:
+            made = call(values, None if seed is None else key_of(seed))
+        elif call.definition.type in SCALES:
+            made = call.plain([values[0], numbers, *values[2:]])
+        else:
+            made = _sliced(call, values, numbers)
     found: list[Any] = []
     for out in made:
         found += out if isinstance(out, list) else [out]
@@ -325,16 +461,35 @@ def _called(call: Call, at: int, values: Sequence[Any], starts: Any, seed: Any) 
 def _sliced(call: Call, values: list[Any], starts: Any) -> tuple[Any, ...]:
     """Return the outputs of a slice, or a slice's gradient, with starts that are arguments."""
     whole, axes = values[0], call.attrs["axes"]
-    sizes = [end - at for at, end in zip(call.attrs["starts"], call.attrs["ends"])]
+    own = call.plain
     places: list[Any] = [0] * whole.ndim
     shape = list(whole.shape)
     for i, axis in enumerate(axes):
-        places[axis], shape[axis] = starts[i], sizes[i]
+        places[axis], shape[axis] = starts[i], own.attrs["ends"][i]
     places = [jnp.asarray(place, jnp.int64) for place in places]
-    values[0] = lax.dynamic_slice(whole, places, shape)
-    attrs = {**call.named, "starts": [0] * len(sizes), "ends": sizes}
-    made = call.with_attrs(attrs)(values)
+    made = own([lax.dynamic_slice(whole, places, shape), *values[1:]])
     if call.definition.type == "slice":
         return made
     zeros = jnp.zeros(whole.shape, whole.dtype)
     return tuple([None if v is None else lax.dynamic_update_slice(zeros, v, places) for v in made])
+
+
+def _joined(call: Call, row: Any) -> Array:
+    """Return the elements of a row, which its first dimension counts, as the one array that a call makes of them."""
+    along = call.definition.type in _ALONG
+    axis = call.attrs.get("axis", 0) % (row.ndim - along)
+    found = jnp.moveaxis(row, 0, axis)
+    if not along:
+        return found
+    shape = found.shape
+    return found.reshape((*shape[:axis], shape[axis] * shape[axis + 1], *shape[axis + 2 :]))
+
+
+def _parts(call: Call, whole: Array, count: int) -> Array:
+    """Return the row of parts that a call makes of an array."""
+    along = call.definition.type in _ALONG
+    axis = call.attrs.get("axis", 0) % whole.ndim
+    if along:
+        shape = whole.shape
+        whole = whole.reshape((*shape[:axis], count, shape[axis] // count, *shape[axis + 1 :]))
+    return jnp.moveaxis(whole, axis, 0)

@@ -28,7 +28,7 @@ from jfluid.dygraph.calls import Call
 from jfluid.dygraph.compiled_trace import Kind, Record, Seeds, jitted, key_of, outline, program
 from jfluid.dygraph.lazy_values import in_order
 from jfluid.dygraph.loop_reroll import Outline, form_of, outline_of, spans_of
-from jfluid.dygraph.rerolled_steps import RerolledStep, arguments, ops_of
+from jfluid.dygraph.rerolled_steps import RerolledStep, arguments, identity_of, ops_of, outline_calls
 from jfluid.dygraph.trace_trie import TraceNode
 from jfluid.ops.registry import is_local
 
@@ -90,33 +90,41 @@ class _Segment(ABC):
         beside: Beside,
     ) -> Any:
         """Return the padded executable; see `stream.Segment.padded`."""
-        on_cpu, live, items = self._device.platform == "cpu", self.live, self.items
 
         def run(donated: tuple[Any, ...], kept: tuple[Any, ...], key: Any) -> Any:
             *values, true = kept
-            env = dict(zip(self.kept, values))
 
-            def compute(given: dict[str, Any]) -> dict[str, Any]:
-                arrays = {name: given[name] for name in sorted(given)}
-                given.update(zip(live, evaluate(arrays, key, true)))
-                return given
+            def compute(given: dict[str, Any]) -> list[Any]:
+                return evaluate({name: given[name] for name in sorted(given)}, key, true)
 
-            found = trace.laid_out(compute, items, env, on_cpu)
-            return tuple([found[name] for name in live]), ()
+            return self._laid_out(compute, values), ()
 
-        interprets = device_of_interpreter(self._device)
-        return Executables(lambda: jitted(run, self._device), self._entry(identity, beside), interprets)
+        return self._executables(run, self._entry(("padded", *identity), beside))
+
+    def _laid_out(self, compute: Callable[[dict[str, Any]], list[Any]], values: Sequence[Any]) -> tuple[Any, ...]:
+        """Trace a function of arguments by name that returns the results, with the rewrites for CPUs."""
+
+        def with_results(given: dict[str, Any]) -> dict[str, Any]:
+            given.update(zip(self.live, compute(given), strict=True))
+            return given
+
+        on_cpu = self._device.platform == "cpu"
+        found = trace.laid_out(with_results, self.items, dict(zip(self.kept, values)), on_cpu)
+        return tuple([found[name] for name in self.live])
+
+    def _executables(self, run: Callable[..., Any], entry: Entry | None) -> Executables:
+        return Executables(lambda: jitted(run, self._device), entry, device_of_interpreter(self._device))
 
     def notes(self, identity: Sequence[Any]) -> Notes | None:
         """See `stream.Segment.notes`."""
-        return self._entry(identity) if device_of_interpreter(self._device) else None
+        return self._entry(("padded", *identity)) if device_of_interpreter(self._device) else None
 
     def _entry(self, identity: Sequence[Any], beside: Beside | None = None) -> Entry | None:
-        """Return the entry of the padded step on disk, or None for a step that is not kept."""
+        """Return the entry of a form of the step on disk, or None for a step that is not kept."""
         own = self.outline()
         if own is None:
             return None
-        whole = "padded", own, self.kept, self.live, identity
+        whole = own, self.kept, self.live, identity
         return entry_of_items(self.items, whole, self._device, options(self._device), beside)
 
 
@@ -149,16 +157,29 @@ class RerolledSegment(_Segment):
     Args:
         calls: calls of the step from which the outline was derived.
         names: names of the arguments.
+
+    Attributes:
+        exact: runs the step at the sizes of the arguments.
     """
 
     def __init__(self, outline: Outline, calls: Sequence[Call], names: list[str], device: jax.Device):
-        items = [(at, call.op, call.definition) for at, call in enumerate(calls)]
+        items = [(at, call.op, call.definition) for at, call in outline_calls(outline, calls)]
         super().__init__(items, names, [f"r{i}" for i in range(len(outline.results))], device)
         self._step = RerolledStep(outline, calls)
+        self._identity = identity_of(outline, calls)
+
+        def run(*values: Any) -> tuple[Any, ...]:
+            return self._laid_out(lambda given: self.results(given, None), values)
+
+        self.exact = self._executables(run, self._entry(["exact"]))
 
     def results(self, env: dict[str, Any], seeds: Any) -> list[Any]:
         """See `_Segment`."""
         return [trace.dense(n, v) for n, v in zip(self.live, self._step(env), strict=True)]
+
+    def outline(self) -> Any:
+        """See `_Segment`."""
+        return self._identity
 
 
 class EagerStreams:
@@ -233,15 +254,17 @@ class EagerStreams:
         """Run a step with loops of varying length, or return None if the step runs as it is."""
         names, given = arguments(outline, arrays, seeds[0] if seeds else None)
         dtypes = tuple([v.dtype for v in given])
-        _, stream = self._streams.get_or_make(
+        segment, stream = self._streams.get_or_make(
             (outline.key, dtypes, flags.get("FLAGS_cpu_kernels")),
             lambda: self._stream(RerolledSegment(outline, [r.call for r in records], names, self._device)),
         )
-        found = stream.padded((), given, None)
-        if found is None:
+        padded = stream.padded((), given, None)
+        if padded is None and stream.is_refused:
             return None
+        assert isinstance(segment, RerolledSegment)  # the key is of an outline
+        found = segment.exact(*given) if padded is None else padded[0]
         results: dict[int, Any] = {}
-        for numbers, name, value in zip(outline.held, outline.results, found[0], strict=True):
+        for numbers, name, value in zip(outline.held, outline.results, found, strict=True):
             rows = value if name[0] == "whole" else [value]
             results.update(zip(numbers, rows, strict=True))
         return [self._here(results[number]) for number in live]

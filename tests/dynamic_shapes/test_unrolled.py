@@ -114,7 +114,8 @@ def calls(number, lag=1, listed=()):
         found.append(loop_reroll.Op(1, (before,), ("f",), 2 * i + 1, 1))
         found.append(loop_reroll.Op(2, (2 * i + 1, -1), ("f", "f"), 2 * i + 2, 1))
     inputs = tuple(2 * i + 2 for i in range(number) if i not in listed)
-    found.append(loop_reroll.Op(3, inputs, ("f",) * len(inputs), 2 * number + 1, 1, (), "sum"))
+    row = loop_reroll.RowCall("sum", 4, range(len(inputs)), False)
+    found.append(loop_reroll.Op(3, inputs, ("f",) * len(inputs), 2 * number + 1, 1, (), row))
     return found
 
 

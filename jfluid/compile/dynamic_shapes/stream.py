@@ -150,6 +150,11 @@ class ShapeStream:
         self._warned = False
         self._pads = True  # until a feed is no dense array
 
+    @property
+    def is_refused(self) -> bool:
+        """True if the latest attempt to run the segment at padded sizes failed."""
+        return self._refused is not None
+
     def __call__(self, donated: tuple[Any, ...], kept: tuple[Any, ...], key: Any) -> Any:
         found = self.padded(donated, kept, key)
         if found is not None:

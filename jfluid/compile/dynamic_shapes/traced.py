@@ -19,6 +19,7 @@ from jfluid.compile.dynamic_shapes.unpadded import Unpadded
 from jfluid.compile.numpy_steps.interpreter import Listing
 from jfluid.compile.runtime.covers import Notes
 from jfluid.compile.runtime.lru_cache import LruCache
+from jfluid.host import collector
 
 # How often a segment is compiled, and how many batches are remembered as listings.
 _MOST_EXECUTABLES = 16
@@ -176,13 +177,14 @@ class Traced(Sampled):
 
     def listing(self, batch: Mapping[str, int], shapes: Shapes) -> Listing:
         """Return the segment at the true sizes of a batch, for NumPy. Raises NoRule if it cannot be interpreted."""
-        if self._unpadded is None:
-            start = time.perf_counter()
-            traces, table, _ = self._with(batch, shapes)
-            self._unpadded = Unpadded(traces, table)
-            self.tracing = time.perf_counter() - start
-        unpadded, sizes = self._unpadded, Sizes(batch, batch)
-        return self._listings.get_or_make(tuple(batch.values()), lambda: Listing(unpadded.at(sizes)))
+        with collector.paused(settle=True):  # it stays, and has very many objects
+            if self._unpadded is None:
+                start = time.perf_counter()
+                traces, table, _ = self._with(batch, shapes)
+                self._unpadded = Unpadded(traces, table)
+                self.tracing = time.perf_counter() - start
+            unpadded, sizes = self._unpadded, Sizes(batch, batch)
+            return self._listings.get_or_make(tuple(batch.values()), lambda: unpadded.at(sizes))
 
     def each(self, batch: Batch) -> list[dict[str, int]] | None:
         """Return the sizes of each share of a batch; None where the traces do not hold for one."""
