@@ -193,7 +193,7 @@ joined_steps = st.builds(
 
 
 @pytest.mark.nightly
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=8, deadline=None)
 @given(joined_steps, st.permutations(range(5, 14)))
 def test_random_steps_of_every_length(step, lengths):
     graph_on(fluid.CPUPlace().device())._streams._streams.clear()
