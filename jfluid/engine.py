@@ -23,6 +23,7 @@ from jfluid.compile.runtime.feeds import Owned
 from jfluid.compile.runtime.fetches import Fetched
 from jfluid.compile.runtime.lru_cache import LruCache
 from jfluid.compile.runtime.placement import of_device
+from jfluid.compile.runtime.size_history import SizeHistories
 from jfluid.compile.runtime.step import Step
 from jfluid.feeding.reader_feeds import ReaderFeeds
 from jfluid.ir.operator import Operator
@@ -35,7 +36,6 @@ from jfluid.scope import Scope
 
 __all__ = ["Engine", "Fetched", "HasEngine", "Owned", "Prepared", "Runner"]
 
-_OF_SERVERS = "synchronous jobs with servers keep exact shapes, so that their results are the same bits after a restart"
 _MAX_STEPS = 128  # of an engine; the least recently used goes first
 
 
@@ -172,12 +172,12 @@ class Engine:
         fetches: list[str],
         scope: Scope,
         parallel: DataParallel | None = None,
-        exact: bool = False,
+        sizes: SizeHistories | None = None,
     ) -> list[Fetched]:
         """Prepare and run a program once. Arguments are the arguments of `prepare`."""
         if (runner := self.runner(program)) is not None:
             return runner.run(feed, fetches, scope, parallel)
-        prepared = self.prepare(program, feed, fetches, parallel, exact=exact)
+        prepared = self.prepare(program, feed, fetches, parallel, sizes=sizes)
         return prepared.fetched(self.execute(prepared, scope, prepared.repeats))
 
     def prepare(
@@ -188,7 +188,7 @@ class Engine:
         parallel: DataParallel | None = None,
         targets: Sequence[Any] | None = None,
         waits: bool = False,
-        exact: bool = False,
+        sizes: SizeHistories | None = None,
     ) -> Prepared:
         """Find, or compile, the step of a program for a feed.
 
@@ -199,8 +199,8 @@ class Engine:
             parallel: the program's data parallelism.
             targets: names and operators; operators that they do not need are left out.
             waits: the caller waits for the fetches before anybody changes the feed.
-            exact: compile for the shapes of each feed. Synchronous jobs with servers ask for it: padded sizes
-                follow from earlier batches, which a process that is started again has not seen.
+            sizes: histories of padded sizes, for jobs whose results must be the same bits after a restart; the step
+                then waits for each compilation.
 
             Raises what `Executor.run` raises before it runs.
         """
@@ -218,7 +218,7 @@ class Engine:
             check_finite,
             flags.get("FLAGS_cpu_kernels"),
             self.donate,
-            exact,
+            sizes is not None,
         )
         if pipeline is not None:
             key += pipeline, tuple(o.attrs.get("op_device") for o in program.global_block().ops)
@@ -237,11 +237,13 @@ class Engine:
                     self.donate,
                 )
             placement = of_device(planned, self.device) if parallel is None else parallel.placement(planned)
-            if exact:
-                placement.pads, placement.exact_because = False, _OF_SERVERS
+            placement.repeatable = sizes is not None
             count = 1 if parallel is None else len(parallel.devices)
             name = "fluid_" + hashlib.sha256(repr((key, count)).encode()).hexdigest()[:12]
-            return Step(placement.plan, placement, self.place, check_finite, name, self.donate)
+            step = Step(placement.plan, placement, self.place, check_finite, name, self.donate)
+            if sizes is not None:
+                sizes.add(name, step)
+            return step
 
         step = (self._steps if parallel is None else parallel.steps).get_or_make(key, compiled)
         if parallel is None and not owned and not (waits and fetches and len(step.segments) == 1):

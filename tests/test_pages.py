@@ -92,11 +92,10 @@ def test_the_site_is_built_without_warnings(tmp_path):
     assert 'href="layers.fc/"' in (tmp_path / "api" / "names" / "index.html").read_text()
 
 
-# Names that refuse: what was never published, calls Fluid's C++ framework, or is named by the page as left out.
+# Names that refuse: what was never published, or is named by the page as left out.
 REFUSED = {
     "Compressor",
     "fl_listen_and_serv",
-    "load_op_library",
     "pull_box_sparse",
     "pull_sparse",
     "pull_sparse_v2",

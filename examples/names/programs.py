@@ -142,10 +142,17 @@ fluid.require_version("1.6.0", "1.8.9")
 print("this version will do")  # this version will do
 
 # %% fluid.framework.load_op_library
-try:
-    fluid.load_op_library("custom_op.so")
-except Exception as error:
-    print(type(error).__name__)  # UnsupportedError
+with open("double_op.py", "w") as file:
+    file.write(
+        "from jfluid.ops.registry import op\n\n"
+        "@op('double', ins=('X',), outs=('Out',))\n"
+        "def double(x):\n    return 2 * x\n"
+    )
+fluid.load_op_library("double_op.py")
+data = fluid.data("data", [2], "float32")
+doubled = fluid.default_main_program().global_block().create_var(name="doubled", dtype="float32", shape=[2])
+fluid.default_main_program().global_block().append_op("double", inputs={"X": data}, outputs={"Out": doubled})
+print(fluid.Executor(fluid.CPUPlace()).run(feed={"data": np.ones(2, "float32")}, fetch_list=[doubled])[0])  # [2. 2.]
 
 # %% fluid.memory_optimize fluid.release_memory
 x, y = linear()

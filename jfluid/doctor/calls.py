@@ -56,15 +56,10 @@ def _check_getattr(script: Examination, node: ast.Call) -> None:
 def _check_fluid(script: Examination, node: ast.Call, called: Named) -> None:
     """Hold a call against the signature, the known values and the rules."""
     name, entry = shown(called.path), called.entry
-    if entry.state == "refuses":
-        script.add(
-            Severity.BLOCKER,
-            node,
-            "refused",
-            name,
-            f"{name} is refused: {entry.says}",
-            "rewrite it",
-        )
+    refusal = _refusal(node, entry)
+    if refusal is not None:
+        says, remedy = refusal
+        script.add(Severity.BLOCKER, node, "refused", name, f"{name} is refused: {says}", remedy)
         return
     if entry.state == "no effect":
         happens = f"{name} has no effect: {entry.says}"
@@ -80,6 +75,21 @@ def _check_fluid(script: Examination, node: ast.Call, called: Named) -> None:
         script.add_rule(rule, node, name, f"{name}({shown_values}): ")
     if entry.name == "set_flags":
         _check_flags(script, node)
+
+
+def _refusal(node: ast.Call, entry: Entry) -> tuple[str, str] | None:
+    """Return why a call of a known name is refused, and the remedy; None for a call that works."""
+    if entry.state == "refuses":
+        return entry.says, "rewrite it"
+    if entry.name == "load_op_library" and not any(
+        isinstance(given, ast.Constant) and str(given.value).endswith(".py")
+        for given in (*node.args, *(keyword.value for keyword in node.keywords))
+    ):
+        return (
+            "operators compiled for Fluid call its C++ framework",
+            "load a Python file of JAX functions",
+        )
+    return None
 
 
 def _check_signature(script: Examination, node: ast.Call, name: str, entry: Entry) -> None:

@@ -134,7 +134,7 @@ def real_variable(value: Any, name: str | None = None) -> VarBase:
         raise TypeError(
             f"to_variable: expected a numpy.ndarray, a LoDTensor or a VarBase, found {type(value).__name__}"
         )
-    return VarBase(constant(aligned_memory.copied(value)), name, stop_gradient=True)
+    return VarBase(constant(aligned_memory.copied(value)), name=name, stop_gradient=True)
 
 
 def in_program(value: Any) -> Any:

@@ -70,12 +70,11 @@ class EagerBlock(Block):
         found: Any = self.vars.get(name or "") if initializer is not None else None
         if found is None or not found.is_empty:
             found = VarBase(
-                None,
-                name,
-                bool(kwargs.get("stop_gradient")),
-                bool(kwargs.get("persistable")),
-                kwargs.get("shape"),
-                kwargs.get("dtype"),
+                persistable=bool(kwargs.get("persistable")),
+                name=name,
+                stop_gradient=bool(kwargs.get("stop_gradient")),
+                shape=kwargs.get("shape"),
+                dtype=kwargs.get("dtype"),
             )
             kind = kwargs.get("type", VarType.LOD_TENSOR)
             if kind != VarType.LOD_TENSOR:

@@ -345,7 +345,7 @@ class Tracer:
             for out, seed in zip(outputs, seeds, strict=True):
                 edge = out.edge()
                 if seed is None:
-                    seed = VarBase(None, f"{out.name}{_GRAD}")
+                    seed = VarBase(name=f"{out.name}{_GRAD}")
                     self.call("fill_any_like", {"X": [out]}, {"Out": [seed]}, {"value": 1.0, "dtype": -1})
                 gradients_of.setdefault(edge.key, []).append(seed)
                 edges[edge.key] = edge
@@ -364,7 +364,7 @@ class Tracer:
     def _sum(self, parts: list[VarBase], edge: Edge) -> VarBase:
         if len(parts) == 1:
             return parts[0]
-        total = VarBase(None, parts[0].name)
+        total = VarBase(name=parts[0].name)
         self.call("sum", {"X": parts}, {"Out": [total]})
         return total
 
@@ -411,7 +411,7 @@ class Tracer:
             if entries and any(e is not None for _, e in entries):
                 made: list[VarBase | None] = []
                 for _, edge in entries:
-                    result = None if edge is None else VarBase(None, "gradient")
+                    result = None if edge is None else VarBase(name="gradient")
                     made.append(result)
                     if edge is not None and result is not None:
                         targets.append((edge, result))
@@ -425,7 +425,7 @@ class Tracer:
             edges.setdefault(edge.key, edge)
 
     def _zeros(self, value: LazyValue) -> VarBase:
-        zeros = VarBase(None, "zeros")
+        zeros = VarBase(name="zeros")
         self.call("fill_zeros_like", {"X": [VarBase.of(value, None)]}, {"Out": [zeros]})
         return zeros
 

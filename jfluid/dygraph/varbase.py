@@ -79,8 +79,8 @@ def on_device(array: np.ndarray) -> LazyValue:
 
 
 def _given(value: Any, place: Any) -> LazyValue:
-    """Return the value of `VarBase(array, place=...)`. Raises TypeError for other arguments."""
-    if not isinstance(place, Place) or not isinstance(value, np.ndarray):
+    """Return the value of `VarBase(array, place)`. Raises TypeError for other arguments."""
+    if not isinstance(place, Place | None) or not isinstance(value, np.ndarray):
         raise TypeError(
             "VarBase: expected a numpy.ndarray and a place, such as fluid.CPUPlace(), found "
             f"{type(value).__name__} and {type(place).__name__}"
@@ -123,22 +123,22 @@ class VarBase(Variable):
 
     def __init__(
         self,
-        value: LazyValue | None = None,
-        name: str | None = None,
-        stop_gradient: bool = False,
+        value: LazyValue | np.ndarray | None = None,
+        place: Any = None,
         persistable: bool = False,
+        zero_copy: bool = False,
+        name: str | None = None,
+        *,
+        stop_gradient: bool = False,
         shape: Any = None,
         dtype: Any = None,
-        *,
-        place: Any = None,
-        zero_copy: bool = False,
     ):
         """Create a variable, with the arguments of Fluid's class.
 
-        An array with a `place` is copied to the device of the current guard, whatever `zero_copy` says, and gets no
+        An array is copied to the device of the current guard, whatever `place` and `zero_copy` say, and gets no
         gradient.
         """
-        if place is not None:
+        if place is not None or isinstance(value, np.ndarray):
             value, stop_gradient = _given(value, place), True
         self._value = value
         if name is not None:
@@ -155,7 +155,7 @@ class VarBase(Variable):
     @classmethod
     def of(cls, value: LazyValue, edge: Edge | None) -> "VarBase":
         """Return a variable of a value, with a gradient that flows to `edge`."""
-        made = VarBase(value, "value", stop_gradient=edge is None)
+        made = VarBase(value, name="value", stop_gradient=edge is None)
         made._edge = edge
         return made
 
@@ -285,7 +285,7 @@ class VarBase(Variable):
 
     def detach(self) -> "VarBase":  # type: ignore[override]
         """Return a variable with the same value, to which no gradient flows."""
-        return VarBase(self.held, unique_name.generate("detach"), stop_gradient=True)
+        return VarBase(self.held, name=unique_name.generate("detach"), stop_gradient=True)
 
     # Gradients
     def backward(  # type: ignore[override]
@@ -344,7 +344,7 @@ class VarBase(Variable):
         """Return the variable that holds the gradient; None where there is none."""
         found, value = self._gradient_variable, self._gradient
         if found is None and value is not None:
-            found = self._gradient_variable = VarBase(value, f"{self.name}@GRAD", True)
+            found = self._gradient_variable = VarBase(value, name=f"{self.name}@GRAD", stop_gradient=True)
             if not value.aval.plain:
                 found.type = VarType.SELECTED_ROWS
         return found
@@ -408,7 +408,12 @@ class VarBase(Variable):
                 f"{self.name} is the result of operators: only variables that no gradient flows "
                 "through are copied (detach it first)"
             )
-        made = VarBase(self._value, unique_name.generate(self.name), self.stop_gradient, self.persistable)
+        made = VarBase(
+            self._value,
+            persistable=self.persistable,
+            name=unique_name.generate(self.name),
+            stop_gradient=self.stop_gradient,
+        )
         memo[id(self)] = made
         return made
 
@@ -461,12 +466,11 @@ class ParamBase(VarBase, Parameter):
             raise ValueError(f"parameter {name}: every dimension must be known and positive, found {shape}")
         VarBase.__init__(
             self,
-            None,
-            unique_name.generate("_param") if name is None else name,
-            stop_gradient,
-            True,
-            shape,
-            dtype,
+            persistable=True,
+            name=unique_name.generate("_param") if name is None else name,
+            stop_gradient=stop_gradient,
+            shape=shape,
+            dtype=dtype,
         )
         self.trainable = trainable
         self.optimize_attr = optimize_attr or {"learning_rate": 1.0}

@@ -127,6 +127,9 @@ class JoinedReplicas(OneDevice):
         parts = [np.asarray(shard.data) for shard in shards]
         return None if all(map(np.array_equal, parts[1:], parts[:-1])) else np.stack(parts)
 
+    def sequence_sizes(self) -> padding.Buckets | None:
+        return self._stacker.buckets
+
     def enter(self, feeds: Any) -> Env:
         """Return the feed of each replica, stacked."""
         mine = [{n: v for n, v in part.items() if n not in self._fed_whole} for part in feeds]

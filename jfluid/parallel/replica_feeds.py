@@ -120,10 +120,14 @@ def check_even(values: Mapping[str, Any]) -> None:
 
 
 class Stacker:
-    """Stacker of replicas' feeds along a new first dimension; ragged feeds and uneven rows are padded."""
+    """Stacker of replicas' feeds along a new first dimension; ragged feeds and uneven rows are padded.
+
+    Attributes:
+        buckets: sizes to which feeds with a LoD are padded.
+    """
 
     def __init__(self, agree: bool = False, joins: int | None = None, uneven: bool = False) -> None:
-        self._buckets = SlotBuckets(joins)
+        self.buckets = SlotBuckets(joins)
         self._uneven = uneven  # whether arrays of different shapes are left `Uneven`, or refused
         self._agree = agree  # whether all processes must pad alike
         self._joins = joins  # number of replicas with joined slots; None without joined slots
@@ -146,8 +150,8 @@ class Stacker:
         if self._agree:
             needs, bounds, uneven = _agreed(needs, bounds, uneven)
         needs |= needed(batches)
-        sizes = self._buckets.choose(needs) if needs else {}
-        found: dict[str, Any] = laid_out(batches, self._buckets.layouts(batches, sizes))
+        sizes = self.buckets.choose(needs) if needs else {}
+        found: dict[str, Any] = laid_out(batches, self.buckets.layouts(batches, sizes))
         for name in names:
             values = [p[name] for p in parts]
             if name in lods:
@@ -178,7 +182,7 @@ class Stacker:
         Args:
             batches: batches of slots, divided among the same number of replicas, besides `tensors`.
         """
-        layouts = None if tensors else self._buckets.known_layouts(batches)
+        layouts = None if tensors else self.buckets.known_layouts(batches)
         if layouts is not None:
             return laid_out(batches, layouts)
         known: dict[tuple[bytes, ...], _Divided] = {}
@@ -191,10 +195,10 @@ class Stacker:
             if key not in known:
                 known[key] = _Divided.of(lod, replicas)
             found[name] = known[key]
-        sizes = self._buckets.choose({n: d.size for n, d in found.items()} | needed(batches))
+        sizes = self.buckets.choose({n: d.size for n, d in found.items()} | needed(batches))
         return {
             **{n: d.stacked(tensors[n].value, sizes[n]) for n, d in found.items()},
-            **laid_out(batches, self._buckets.layouts(batches, sizes)),
+            **laid_out(batches, self.buckets.layouts(batches, sizes)),
         }
 
 

@@ -130,6 +130,9 @@ class Replicas(Placement):
                 found[name] = jax.make_array_from_single_device_arrays(found[name].shape, self.home(name), parts)
         return found
 
+    def sequence_sizes(self) -> padding.Buckets | None:
+        return self._stacker.buckets
+
     def enter(self, feeds: Sequence[Mapping[str, Any]]) -> Env:
         """Return the feed of each replica of this process, stacked."""
         mine = [{n: v for n, v in part.items() if n not in self._fed_whole} for part in feeds]

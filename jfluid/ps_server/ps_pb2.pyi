@@ -439,7 +439,7 @@ class StateVariable(_message.Message):
     def __init__(self, name: _Optional[str] = ..., dtype: _Optional[str] = ..., shape: _Optional[_Iterable[int]] = ..., value: _Optional[bytes] = ...) -> None: ...
 
 class TrainerState(_message.Message):
-    __slots__ = ("round", "variables", "runs")
+    __slots__ = ("round", "variables", "runs", "sizes")
     class RunsEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -450,10 +450,12 @@ class TrainerState(_message.Message):
     ROUND_FIELD_NUMBER: _ClassVar[int]
     VARIABLES_FIELD_NUMBER: _ClassVar[int]
     RUNS_FIELD_NUMBER: _ClassVar[int]
+    SIZES_FIELD_NUMBER: _ClassVar[int]
     round: int
     variables: _containers.RepeatedCompositeFieldContainer[StateVariable]
     runs: _containers.ScalarMap[str, int]
-    def __init__(self, round: _Optional[int] = ..., variables: _Optional[_Iterable[_Union[StateVariable, _Mapping]]] = ..., runs: _Optional[_Mapping[str, int]] = ...) -> None: ...
+    sizes: bytes
+    def __init__(self, round: _Optional[int] = ..., variables: _Optional[_Iterable[_Union[StateVariable, _Mapping]]] = ..., runs: _Optional[_Mapping[str, int]] = ..., sizes: _Optional[bytes] = ...) -> None: ...
 
 class TrainerStateRequest(_message.Message):
     __slots__ = ("trainer",)

@@ -25,9 +25,9 @@ is not in this release raises `UnsupportedError` when it is called or subclassed
 operators raises one error that lists all missing operators. [differences.md](differences.md) lists differences in
 behaviour.
 
-Three groups of names refuse. PSLib's servers were never published. `Compressor` and the search controllers of
-`fluid.contrib.slim` are not in this release. `load_op_library` loads operators compiled for Fluid, which call Fluid's
-C++ framework.
+Two groups of names refuse. PSLib's servers were never published. `Compressor` and the search controllers of
+`fluid.contrib.slim` are not in this release. `load_op_library` loads a Python file of operators; it refuses a library
+of operators compiled for Fluid, which calls Fluid's C++ framework.
 """
 _ON_GPUS = """
 ### On GPUs

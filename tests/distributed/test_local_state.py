@@ -7,6 +7,7 @@ import pytest
 
 import jfluid as fluid
 from jfluid import distributed, errors
+from jfluid.compile.runtime.size_history import SizeHistories
 from jfluid.distributed.programs import trainer_program
 from jfluid.distributed.trainer import local_state
 from jfluid.distributed.wire import connections
@@ -136,10 +137,12 @@ def test_states_that_do_not_fit_are_refused(variable, message):
     scope = fluid.Scope()
     scope.var("v").get_tensor().set(np.zeros(2, np.float32))
     with pytest.raises(errors.ServerError, match=message):
-        local_state.install(pb.TrainerState(variables=[pb.StateVariable(name="v", **variable)]), scope)
+        local_state.install(pb.TrainerState(variables=[pb.StateVariable(name="v", **variable)]), scope, SizeHistories())
     good = pb.StateVariable(name="v", dtype="float32", shape=[2], value=b"\0\0\x80\x3f" * 2)
     with pytest.raises(errors.ServerError):  # all of it or nothing
-        local_state.install(pb.TrainerState(variables=[good, pb.StateVariable(name="v", **variable)]), scope)
+        local_state.install(
+            pb.TrainerState(variables=[good, pb.StateVariable(name="v", **variable)]), scope, SizeHistories()
+        )
     with pytest.raises(errors.ServerError, match="no program runs that often"):
-        local_state.install(pb.TrainerState(variables=[good], runs={"p": 2**63}), scope)
+        local_state.install(pb.TrainerState(variables=[good], runs={"p": 2**63}), scope, SizeHistories())
     assert (np.array(scope.var("v").get_tensor()) == 0).all() and not scope.steps

@@ -1,14 +1,24 @@
-"""Trainers with parameter servers pad batches that change shape; servers get the rows and gradients of true sizes."""
+"""Trainers with parameter servers pad batches that change shape; servers get the rows and gradients of true sizes.
+
+Synchronous trainers that are started again pad as before: the history of sizes is a part of a trainer's state.
+"""
 
 import numpy as np
 import pytest
 
 import jfluid as fluid
 from jfluid import layers
-from tests.distributed.job import Job, numbers
+from jfluid.compile.runtime.size_history import SizeHistories
+from jfluid.distributed.programs import trainer_program
+from jfluid.distributed.trainer.communicator import Communicator
+from jfluid.distributed.wire import connections
+from jfluid.transpiler.config import DistributedMode
+from tests.distributed.job import HEIGHT, OPTIMIZERS, SLOTS, Job, click_model, numbers
+from tests.distributed.test_local_state import killed
 from tests.dynamic_shapes.test_placements import MOST, compilations
 
-SIZES = [(3 + (5 * step) % 7, 4 + (11 * step) % 29) for step in range(16)]
+SIZES = [(3 + (5 * step) % 7, 4 + (11 * step) % 29) for step in range(40)]  # all different
+STEPS = 16  # of jobs whose trainer is started again
 TABLE, WIDTH = 200, 4
 
 
@@ -43,25 +53,41 @@ def feeds():
         yield {"ids": ids, "y": (ids.mean(1, keepdims=True) / TABLE).astype("float32")}
 
 
-def trained(kind, padded, sync):
+def trained(kind, padded, mode):
     """Losses, predictions and parameters of a trainer, and the number of compilations."""
     before = fluid.get_flags(["FLAGS_dynamic_shapes", "FLAGS_interpret_first_steps"])
     fluid.set_flags({"FLAGS_dynamic_shapes": padded, "FLAGS_interpret_first_steps": False})
     try:
-        with Job(network(kind), 2, sync=sync) as job:
+        settings = {"geo_sgd_mode": True, "geo_sgd_need_push_nums": 5} if mode == "geo" else {}
+        split = {} if mode == "synchronous" else {"runtime_split_send_recv": mode == "geo"}
+        with Job(network(kind), 2, sync=mode == "synchronous", **settings, **split) as job:
             job.begin()
             (trainer,) = job.trainers
+            geo = Communicator(trainer.main, DistributedMode.GEO, {"trainers": 1, "push_nums": 5})
+            if mode == "geo":
+                geo.start()
             with compilations() as compiled:
                 found = [trainer.run(feed, list(trainer.built)) for feed in feeds()]
+            if mode == "geo":
+                geo.stop()
             return found, job.parameters(), len(compiled)
     finally:
         fluid.set_flags(before)
 
 
-@pytest.mark.parametrize("kind", ["sparse", "distributed"])
-def test_asynchronous_trainers_pad(kind):
-    expected, state, before = trained(kind, False, sync=False)
-    found, padded_state, compiled = trained(kind, True, sync=False)
+@pytest.mark.parametrize(
+    ("kind", "mode"),
+    [
+        ("sparse", "asynchronous"),
+        ("distributed", "asynchronous"),
+        ("sparse", "synchronous"),
+        ("distributed", "synchronous"),
+        ("sparse", "geo"),
+    ],
+)
+def test_trainers_pad(kind, mode):
+    expected, state, before = trained(kind, False, mode)
+    found, padded_state, compiled = trained(kind, True, mode)
     assert compiled <= MOST < before
     for values, others in zip(found, expected, strict=True):
         for value, other in zip(values, others, strict=True):
@@ -73,6 +99,69 @@ def test_asynchronous_trainers_pad(kind):
         np.testing.assert_array_equal(padded_state["table"][untouched], numbers(TABLE, WIDTH)._value[untouched])
 
 
-def test_synchronous_trainers_keep_exact_shapes_and_say_so():
-    with pytest.warns(RuntimeWarning, match="synchronous jobs with servers keep exact shapes"):
-        trained("sparse", True, sync=True)
+def sentences():
+    """Batches of `click_model` with sequences of different lengths."""
+    random = np.random.RandomState(0)
+    for step in range(STEPS):
+        feed = {"dense": random.rand(8, 3).astype("float32")}
+        feed["label"] = (feed["dense"].sum(1, keepdims=True) > 1.5).astype("int64")
+        for i in range(SLOTS):
+            lengths = random.randint(1, 3 + (7 * step) % 23, 8)
+            ids = random.randint(0, HEIGHT, (int(lengths.sum()), 1))
+            feed[f"slot{i}"] = fluid.create_lod_tensor(ids, [lengths.tolist()])
+        yield feed
+
+
+def clicked():
+    return click_model(OPTIMIZERS["adam"])[:2]
+
+
+def padded_sizes(trainer):
+    """What the sizes of further batches follow from, by step."""
+    return dict(connections.connect(trainer_program.read(trainer.main)).sizes)
+
+
+@pytest.mark.parametrize(
+    ("build", "stream", "killed_after"),
+    [
+        (network("sparse"), feeds, 2),
+        (network("distributed"), feeds, 5),
+        (network("sparse"), feeds, 14),
+        (clicked, sentences, 14),
+    ],
+    ids=["exact shapes", "few buckets", "buckets", "sequences"],
+)
+def test_a_synchronous_trainer_that_is_started_again_pads_to_the_same_sizes(
+    build, stream, killed_after, monkeypatch, tmp_path
+):
+    """Losses and parameters are the same bits, although the new process has seen the latest batches only."""
+    found = {}
+    for name, stops in (("undisturbed", [STEPS]), ("killed", [killed_after, STEPS])):
+        monkeypatch.setenv("JFLUID_PS_SNAPSHOT_FOLDER", str(tmp_path / name))
+        with Job(build, servers=2) as job:
+            job.begin()
+            losses, begin = [], 0
+            for stop in stops:
+                if begin:
+                    killed(job)
+                    job.begin()
+                losses += [job.trainers[0].run(feed)[0].item() for feed in list(stream())[begin:stop]]
+                begin = stop
+            sizes = padded_sizes(job.trainers[0])
+            found[name] = losses, sizes, job.parameters()
+    (losses, sizes, parameters), (same, again, others) = found.values()
+    assert same == losses and again == sizes
+    (history,) = sizes.values()
+    (segment,) = history.segments.values()
+    assert len(history.sequences) > 0 if stream is sentences else len(segment.traced.buckets.known) > 1
+    for name, value in parameters.items():
+        np.testing.assert_array_equal(others[name], value, err_msg=name)
+
+
+def test_without_its_history_a_trainer_pads_to_other_sizes(monkeypatch, tmp_path):
+    """The test above compares what differs otherwise."""
+    monkeypatch.setattr(SizeHistories, "recall", lambda self, histories: None)
+    with pytest.raises(AssertionError):
+        test_a_synchronous_trainer_that_is_started_again_pads_to_the_same_sizes(
+            network("sparse"), feeds, 14, monkeypatch, tmp_path
+        )

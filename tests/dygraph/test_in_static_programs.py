@@ -239,6 +239,11 @@ def test_names_of_core():
         made = core.VarBase(value=X, place=fluid.CPUPlace(), name="given", persistable=True, zero_copy=False)
         np.testing.assert_array_equal(made.numpy(), X)
         assert made.name == "given" and made.persistable and made.stop_gradient
+        for given in ((X,), (X, fluid.CPUPlace()), (X, fluid.CPUPlace(), True, False, "in_order")):
+            made = core.VarBase(*given)
+            np.testing.assert_array_equal(made.numpy(), X)
+            assert made.stop_gradient and made.persistable == (len(given) == 5)
+        assert made.name == "in_order"
         with pytest.raises(TypeError, match="CPUPlace"):
             core.VarBase(value=[1], place=fluid.CPUPlace())
     child = os.posix_spawn(

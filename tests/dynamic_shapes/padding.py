@@ -56,7 +56,7 @@ def recorder(function, arguments):
 def traced(function, arguments, groups) -> stream.Traced:
     """Trace a function at samples of sizes. Raises NoRule."""
     symbols = symbols_of(arguments, groups)
-    found = stream.Traced(symbols, symbols.low, symbols.high, recorder(function, arguments), {})
+    found = stream.Traced(symbols, symbols.low, symbols.high, recorder(function, arguments), {}, (0, 0))
     assert found._traces  # it is traced now, not when it is first evaluated
     return found
 

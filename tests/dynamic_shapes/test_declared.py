@@ -8,6 +8,7 @@ from jfluid import dygraph, layers
 from jfluid.dygraph import ProgramTranslator, declarative
 from jfluid.dygraph.lazy_graph import graph_on
 from jfluid.initializer import NumpyArrayInitializer
+from tests.dynamic_shapes.test_placements import MOST, compilations
 
 LENGTHS = [7, 9, 12, 5, 11, 16]
 
@@ -40,9 +41,9 @@ class Net(dygraph.Layer):
         return self.outer(layers.matmul(hidden, self.inner(x)))
 
 
-def batches():
+def batches(lengths=LENGTHS):
     random = np.random.RandomState(0)
-    return [random.randn(3, length, 4).astype("float32") for length in LENGTHS]
+    return [random.randn(3, length, 4).astype("float32") for length in lengths]
 
 
 def compiled():
@@ -93,6 +94,20 @@ def test_a_declared_function_alone():
             np.testing.assert_allclose(function(x).numpy(), expected, rtol=1e-4)
     found_exact, found_padded = compiled()
     assert found_exact - exact == 2 and 1 <= found_padded - padded <= 4
+
+
+def test_forty_lengths_of_a_declared_function_take_a_dozen_compilations():
+    @declarative
+    def function(x):
+        return layers.reduce_sum(layers.softmax(x) * x, dim=[1, 2])
+
+    lengths = np.random.RandomState(1).permutation(np.arange(5, 45)).tolist()
+    with dygraph.guard(fluid.CPUPlace()), compilations() as count:
+        for x in batches(lengths):
+            value = np.exp(x - x.max(-1, keepdims=True))
+            expected = (value / value.sum(-1, keepdims=True) * x).sum((1, 2))
+            np.testing.assert_allclose(function(x).numpy(), expected, rtol=1e-4)
+    assert len(count) <= MOST
 
 
 def test_a_number_that_follows_from_a_size_is_the_size_of_each_call():

@@ -7,6 +7,7 @@ import jfluid as fluid
 from jfluid import dygraph, layers
 from jfluid.dygraph.lazy_graph import graph_on
 from jfluid.initializer import NumpyArrayInitializer
+from tests.dynamic_shapes.test_placements import MOST, compilations
 
 WIDTH = 8
 
@@ -57,10 +58,23 @@ def streams():
     return list(graph_on(device)._streams._streams.values())
 
 
+@pytest.mark.nightly
+def test_forty_lengths_take_a_dozen_compilations():
+    lengths = np.random.RandomState(1).permutation(np.arange(5, 45)).tolist()
+    with compilations() as compiled:
+        found = train(lengths, True)
+    assert len(compiled) <= MOST
+    expected = train(lengths, False)
+    for (loss, x), (other, y) in zip(found, expected, strict=True):
+        assert x.shape == y.shape
+        np.testing.assert_allclose(loss, other, 1e-3)
+        np.testing.assert_allclose(x, y, 2e-2, 2e-3)
+
+
 def test_steps_of_every_length():
     found = train(LENGTHS, True)
     _, stream = streams()[-1]
-    assert stream._refused is None
+    assert not stream._refused
     assert len(stream._exact) == 2
     expected = train(LENGTHS, False)
     for (loss, x), (other, y) in zip(found, expected, strict=True):

@@ -14,9 +14,8 @@ from jfluid.compat.inference import AnalysisConfig, create_paddle_predictor
 layers = fluid.layers
 
 MOST = 12  # compilations of a stream
-# Rows and lengths of batches; two replicas have unequal shares of some.
-SIZES = [(4, 20), (6, 23), (5, 31), (8, 17), (7, 27), (9, 12), (4, 33), (7, 19), (6, 11), (10, 9)]
-SIZES += [(5, 22), (6, 30)]
+# Rows and lengths of forty batches, all different; two replicas have unequal shares of some.
+SIZES = [(4 + (5 * at) % 7, 9 + (11 * at) % 29) for at in range(40)]
 
 
 @pytest.fixture(autouse=True)
@@ -185,6 +184,47 @@ def test_loaders(iterable):
     found, compiled = trained(run, True)
     assert compiled <= MOST
     hold(found, exactly(alone))
+
+
+@pytest.mark.parametrize("passes", [15, pytest.param(len(SIZES), marks=pytest.mark.nightly)])
+def test_a_dataset(passes, tmp_path):
+    """`train_from_dataset` on dense slots: each pass has batches of a different size."""
+
+    def run(main, test, executor, variables):
+        for at, (count, length) in enumerate(SIZES[:passes]):
+            random = np.random.RandomState(at)
+            rows = [[*random.randn(4).round(3), random.randint(3)] for _ in range(count * length)]
+            path = tmp_path / f"{at}.txt"
+            path.write_text("".join(f"4 {' '.join(map(str, row[:4]))} 1 {row[4]}\n" for row in rows))
+            dataset = fluid.DatasetFactory().create_dataset("QueueDataset")
+            dataset.set_use_var(given)
+            dataset.set_batch_size(count * length)
+            dataset.set_filelist([str(path)])
+            executor.train_from_dataset(own, dataset)
+            yield [np.array(fluid.global_scope().find_var(name).get_tensor()) for name in names]
+
+    def program(padded):
+        nonlocal own, given, names
+        own, startup = fluid.Program(), fluid.Program()
+        own.random_seed = startup.random_seed = 3
+        with fluid.program_guard(own, startup), fluid.unique_name.guard("dataset"):
+            given = [fluid.data("features", [None, 4]), fluid.data("category", [None, 1], "int64")]
+            probable = layers.fc(layers.batch_norm(given[0]), 3, act="softmax")
+            fluid.optimizer.SGD(0.1).minimize(layers.mean(layers.cross_entropy(probable, given[1])))
+        names = sorted(v.name for v in own.list_vars() if v.persistable)
+
+        def started(main, test, executor, variables):
+            executor.run(startup)
+            yield from run(main, test, executor, variables)
+
+        return trained(started, padded)
+
+    own, given, names = None, [], []
+    found, compiled = program(True)
+    assert compiled <= MOST
+    expected, exact = program(False)
+    assert exact >= len({count * length for count, length in SIZES[:passes]})
+    hold(found, expected)
 
 
 def test_a_saved_model_that_threads_run(tmp_path):

@@ -13,12 +13,13 @@ from tests.launch_case import launched
 STEPS = 13
 
 
-@pytest.fixture(scope="module")
-def found(tmp_path_factory):
+@pytest.fixture(scope="module", params=[STEPS, pytest.param(40, marks=pytest.mark.nightly)])
+def found(tmp_path_factory, request):
     """Results of each of two trainers, by mode."""
+    steps = request.param
     folder = tmp_path_factory.mktemp("streams")
     script = Path(__file__).parent / "process_streams.py"
-    done = launched("--cpus", 2, "--log_dir", folder / "log", script, folder, STEPS, forks=True)
+    done = launched("--cpus", 2, "--log_dir", folder / "log", script, folder, steps, forks=True)
     assert done.returncode == 0, done.stdout + done.stderr
     return [json.loads((folder / f"result.{rank}").read_text()) for rank in range(2)]
 

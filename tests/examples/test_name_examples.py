@@ -14,6 +14,7 @@ import pytest
 
 import jfluid as fluid
 from jfluid import surface
+from jfluid.ops import registry
 from scripts.pages import examples_of_names
 from scripts.pages.examples_of_names import Example
 from scripts.pages.public_names import _parameters_of, index, page, public_names, unknown_names
@@ -52,6 +53,8 @@ def test_example(example, tmp_path, monkeypatch):
         lines = printed(example)
     finally:
         fluid.set_flags({"FLAGS_interpret_first_steps": False})
+        for name in [n for n, definition in registry._OPS.items() if not registry.is_built_in(definition)]:
+            del registry._OPS[name]  # an operator that the example registered
         os.environ.clear()
         os.environ.update(before)
     assert [text for text in example.printed() if text not in lines] == [], lines

@@ -2,14 +2,18 @@
 
 import contextlib
 import json
+from dataclasses import asdict
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from pydantic import ValidationError
+from pydantic import TypeAdapter, ValidationError
 
 from jfluid import errors
+from jfluid.compile.dynamic_shapes.history import BucketsHistory, StreamHistory, TracedHistory
+from jfluid.compile.runtime.padding import Size
+from jfluid.compile.runtime.size_history import SizeHistories, StepHistory
 from jfluid.distributed.trainer import local_state
 from jfluid.ps_server import ps_pb2 as pb
 from jfluid.ps_server import snapshot, specs, validation, wire
@@ -41,7 +45,16 @@ TABLES = [
 ]
 BLOCK = specs.BlockSpec(name="w", shape=(2, 3), optimizer=specs.Adam(learning_rate=0.1))
 VARIABLE = pb.StateVariable(name="v", dtype="float32", shape=[2], value=bytes(8))
-STATE = pb.TrainerState(round=3, variables=[VARIABLE], runs={"p": 2})
+SHAPES = [((4, 3), (4, 1)), ((5, 3), (5, 1)), ((6, 3), (6, 1))]
+TRACED = TracedHistory(3, 0, BucketsHistory([{"n0": 8}], [({"n0": 7}, 2)], 0.5), [({"n0": 8}, SHAPES[2])])
+STREAM = StreamHistory(SHAPES, [(SHAPES[0],)], TRACED, 1, "", 0, False, True)
+SIZES = {"step": StepHistory([[{"slot": Size(16, (4,), (8,))}]], {"0 of 1": STREAM})}
+STATE = pb.TrainerState(
+    round=3,
+    variables=[VARIABLE],
+    runs={"p": 2},
+    sizes=TypeAdapter(dict[str, StepHistory]).dump_json(SIZES),
+)
 # A table has an index and pages of its own from its first row on; a store with three of them is
 # made for each example.
 FLOOR = 40_000_000
@@ -137,10 +150,30 @@ def test_states_of_trainers(data):
     scope.var("v").get_tensor().set(np.zeros(2, np.float32))
 
     def read(data):
-        local_state.install(wire.parsed(pb.TrainerState, data), scope)
+        sizes.recall({})
+        local_state.install(wire.parsed(pb.TrainerState, data), scope, sizes)
 
+    sizes = SizeHistories()
     if isinstance(reads_or_refuses(read, data, errors.ServerError), Refusal):
-        assert (np.array(scope.var("v").get_tensor()) == 0).all() and not scope.steps
+        assert (np.array(scope.var("v").get_tensor()) == 0).all() and not scope.steps and not dict(sizes)
+
+
+@pytest.mark.parametrize(
+    "changed, message",
+    [
+        ({"observed": [[[-1, 3], [4, 1]]]}, "a size is negative or too large"),
+        ({"observed": [[[4, 3]], *SHAPES]}, "batches have different numbers of feeds"),
+        ({"traced": {**asdict(TRACED), "observed": 1}}, "the shapes do not have the symbols of a trace"),
+        ({"traced": {**asdict(TRACED), "range": 9}}, "the shapes do not have the symbols of a trace"),
+        ({"traced": {**asdict(TRACED), "witnesses": [({"n7": 8}, SHAPES[2])]}}, "no size for a symbol"),
+        ({"traced": {**asdict(TRACED), "witnesses": [({"n0": 8}, [[7, 3], [6, 1]])]}}, "contradicts the symbols"),
+        ({"pads": "perhaps"}, "padded sizes: 1 validation error"),
+    ],
+)
+def test_histories_of_sizes_that_no_trainer_has(changed, message):
+    sizes = {"step": {"sequences": [], "segments": {"0 of 1": asdict(STREAM) | changed}}}
+    with pytest.raises(errors.ServerError, match=message):
+        local_state.install(pb.TrainerState(sizes=json.dumps(sizes).encode()), Scope(), SizeHistories())
 
 
 @fuzzed(60)

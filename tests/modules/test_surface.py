@@ -11,6 +11,7 @@ import pytest
 
 import jfluid as fluid
 from jfluid import errors, surface
+from jfluid.ops import registry
 
 PATHS = sorted(surface.NAMES)
 
@@ -110,6 +111,42 @@ def test_environment():
     with pytest.raises(errors.ProgramError, match="found 'new'"):
         fluid.require_version("new")
     fluid.memory_optimize(fluid.default_main_program())
+
+
+@pytest.fixture
+def forgets_cube():
+    """Remove the operator of the test below."""
+    yield
+    for name in ("cube", "cube_grad"):
+        registry._OPS.pop(name, None)
+
+
+def test_a_python_file_of_operators_loads_as_a_library(tmp_path, forgets_cube):
+    file = tmp_path / "cube_op.py"
+    file.write_text(
+        "from jfluid.ops.registry import op\n\n"
+        "@op('cube', ins=('X',), outs=('Out',))\n"
+        "def cube(x, *, factor=1.0):\n    return factor * x**3\n"
+    )
+    fluid.load_op_library(str(file))
+    fluid.load_op_library(str(file))  # registers nothing twice
+    x = fluid.data("x", [3], "float32")
+    x.stop_gradient = False
+    helper = fluid.layer_helper.LayerHelper("cube")
+    out = helper.create_variable_for_type_inference("float32")
+    helper.append_op("cube", inputs={"X": x}, outputs={"Out": out}, attrs={"factor": 2.0})
+    (slope,) = fluid.gradients([out], [x])
+    values = np.array([1, 2, -3], "float32")
+    found = fluid.Executor(fluid.CPUPlace()).run(feed={"x": values}, fetch_list=[out, slope])
+    np.testing.assert_allclose(found[0], 2 * values**3)
+    np.testing.assert_allclose(found[1], 6 * values**2)
+    with pytest.raises(errors.UnsupportedError, match=r"libpaddle_framework\.so.*JAX functions in librelu2_op\.py"):
+        fluid.load_op_library("librelu2_op.so")
+    with pytest.raises(FileNotFoundError, match=r"absent\.py"):
+        fluid.load_op_library(str(tmp_path / "absent.py"))
+    (tmp_path / "empty.py").write_text("x = 1\n")
+    with pytest.raises(errors.ProgramError, match="registers no operator"):
+        fluid.load_op_library(str(tmp_path / "empty.py"))
 
 
 def test_compiled_program_runs_as_the_program():

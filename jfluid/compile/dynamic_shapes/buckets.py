@@ -5,9 +5,9 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
 
+from jfluid.compile.dynamic_shapes.history import BucketsHistory, Sizes
 from jfluid.compile.runtime.padding import ladder
 
-Sizes = dict[str, int]
 _MOST = 9
 _COARSE, _FINE = 2, 4  # sizes of an octave
 # Padded steps whose work is wasted until a finer bucket is compiled: compiling takes about as long.
@@ -42,6 +42,15 @@ class Buckets:
         self._known: list[Sizes] = []
         self._came: Counter[Form] = Counter()  # batches by their fine sizes
         self._wasted = 0.0  # in steps
+
+    def history(self) -> BucketsHistory:
+        """Return what further choices follow from."""
+        return BucketsHistory(list(self._known), [(dict(form), n) for form, n in self._came.items()], self._wasted)
+
+    def recall(self, history: BucketsHistory) -> None:
+        """Choose as after the batches of an earlier process."""
+        self._known, self._wasted = list(history.known), history.wasted
+        self._came = Counter({tuple(sizes.items()): count for sizes, count in history.came})
 
     def choose(self, need: Mapping[str, int]) -> Sizes:
         """Return the sizes to pad a batch to: the sizes of a known bucket, or of a new bucket."""

@@ -13,7 +13,7 @@ from typing import Any, Protocol
 import jax
 import numpy as np
 
-from jfluid import known_sizes
+from jfluid import errors, known_sizes
 from jfluid.compile.dynamic_shapes import index_rules, loop_rules, rules, window_rules
 from jfluid.compile.dynamic_shapes.dims import (
     Dim,
@@ -32,8 +32,9 @@ from jfluid.compile.dynamic_shapes.feed_symbols import (
     symbols_of,
     trimmed_array,
 )
+from jfluid.compile.dynamic_shapes.history import Batch, StreamHistory, TracedHistory
 from jfluid.compile.dynamic_shapes.interpreter import parts_of
-from jfluid.compile.dynamic_shapes.traced import Batch, Call, Record, Traced, Witness
+from jfluid.compile.dynamic_shapes.traced import Call, Record, Traced, Witness
 from jfluid.compile.numpy_steps import interpreter as numpy_steps
 from jfluid.compile.plan import Item
 from jfluid.compile.runtime.covers import Notes
@@ -143,7 +144,8 @@ class ShapeStream:
         self._observed: dict[Shapes, None] = {}
         self._traced: Traced | None = None
         self._traced_times = 0
-        self._refused: NoRule | None = None
+        self._recalled: TracedHistory | None = None  # until the segment is traced again
+        self._refused = ""  # reason for exact shapes
         self._refused_times = 0
         self._warned = False
         self._pads = True  # until a feed is no dense array
@@ -151,7 +153,7 @@ class ShapeStream:
     @property
     def is_refused(self) -> bool:
         """True if the latest attempt to run the segment at padded sizes failed."""
-        return self._refused is not None
+        return bool(self._refused)
 
     def __call__(self, donated: tuple[Any, ...], kept: tuple[Any, ...], key: Any) -> Any:
         found = self.padded(donated, kept, key)
@@ -180,12 +182,60 @@ class ShapeStream:
             try:
                 found = self._run_padded(traced, sizes, batch, shares, donated, kept, key)
             except NoRule as error:
-                self._refused, self._traced = error, None
+                self._refused, self._traced = self._reason(error), None
             else:
-                self._refused = None
+                self._refused = ""
                 return found
         self._run_exactly(batch)
         return None
+
+    def history(self) -> StreamHistory:
+        """Return what the sizes of further batches follow from."""
+        exact = list(self._exact)
+        if self._traced is None and self._is_given_up:  # any batches will do: all shapes are exact
+            exact = exact[: EXACT_FIRST + 1]
+        return StreamHistory(
+            list(self._observed),
+            exact,
+            self._recalled if self._traced is None else self._traced.history(),
+            self._traced_times,
+            self._refused,
+            self._refused_times,
+            self._warned,
+            self._pads,
+        )
+
+    def recall(self, history: StreamHistory) -> None:
+        """Pad batches as after the batches of an earlier process. Raises FeedError for other feeds."""
+        shapes = [*history.observed, *(own for batch in history.exact for own in batch)]
+        if any(len(own) != len(self._fed) for own in shapes):
+            raise errors.FeedError(
+                f"sizes of an earlier process are not sizes of {', '.join(self._names) or 'no feed'}"
+            )
+        self._observed, self._exact = dict.fromkeys(history.observed), dict.fromkeys(history.exact)
+        self._traced, self._recalled = None, history.traced
+        self._traced_times, self._pads = history.traced_times, history.pads
+        self._refused, self._refused_times = history.refused, history.refused_times
+
+    @property
+    def _is_given_up(self) -> bool:
+        """True if the segment is not traced again."""
+        return self._traced_times >= _MOST_TRACED or self._refused_times >= _MOST_REFUSED
+
+    def _traced_again(
+        self,
+        history: TracedHistory,
+        shares: Sequence[Sequence[Any]],
+        donated: tuple[Any, ...],
+        kept: tuple[Any, ...],
+        key: Any,
+    ) -> Traced:
+        """Return the traced segment of an earlier process."""
+        symbols, low, high = history.samples(list(self._observed))
+        record, said = self._record(shares, donated, kept, key), symbols.said(self._names, self._said)
+        traced = Traced(symbols, low, high, record, said, (history.observed, history.range))
+        traced.recall(history)
+        return traced
 
     def _shares(self, kept: tuple[Any, ...]) -> Sequence[Sequence[Any]]:
         """Return the feeds of each replica."""
@@ -212,6 +262,8 @@ class ShapeStream:
         key: Any,
     ) -> Iterator[tuple[Traced, list[dict[str, int]]]]:
         """Yield traced segments that hold for a batch, and the sizes of each share, to be tried one after the other."""
+        if self._recalled is not None:
+            self._traced, self._recalled = self._traced_again(self._recalled, shares, donated, kept, key), None
         if self._traced is not None and (sizes := self._traced.each(batch)) is not None:
             yield self._traced, sizes
             return
@@ -219,9 +271,7 @@ class ShapeStream:
             self._observed.update(dict.fromkeys(batch))
         if len(self._exact) < EXACT_FIRST and _run_together(batch):
             return
-        if self._traced_times >= _MOST_TRACED:
-            return
-        if self._refused_times >= _MOST_REFUSED:
+        if self._is_given_up:
             return
         self._traced_times += 1
         try:
@@ -230,15 +280,14 @@ class ShapeStream:
                 self._traced_times -= 1
                 return
         except NoRule as error:
-            self._refused = error
+            self._refused = self._reason(error)
             return
-        record = self._record(shares, donated, kept, key)
-        said = symbols.said(self._names, self._said)
-        for low, high in ranges(symbols):
+        record, said = self._record(shares, donated, kept, key), symbols.said(self._names, self._said)
+        for number, (low, high) in enumerate(ranges(symbols)):
             try:
-                traced = Traced(symbols, low, high, record, said)
+                traced = Traced(symbols, low, high, record, said, (len(self._observed), number))
             except NoRule as error:
-                self._refused = error
+                self._refused = self._reason(error)
                 continue
             traced.use(self._own().notes(traced.form))
             sizes = traced.each(batch)
@@ -441,17 +490,17 @@ class ShapeStream:
         self._exact[batch] = None
         if len(self._exact) > _MOST_EXACT:
             del self._exact[next(iter(self._exact))]
-        if self._refused is not None and len(self._exact) > EXACT_FIRST and not self._warned:
+        if self._refused and len(self._exact) > EXACT_FIRST and not self._warned:
             self._warned = True
-            warn(f"{self._refused}{self._where(self._refused)}")
+            warn(self._refused)
 
-    def _where(self, error: NoRule) -> str:
-        """Return which operator has no rule, and the user's line that made it."""
+    def _reason(self, error: NoRule) -> str:
+        """Return the reason for exact shapes: which operator has no rule, and the user's line that made it."""
         ops = {at: op for at, op, _ in self._own().items}
         for kind, position in reversed(list(parts_of(error.scope))):
             line = getattr(ops.get(position), "callsite", "")
-            return f" (operator {kind}{f', made at {line}' if line else ''})"
-        return ""
+            return f"{error} (operator {kind}{f', made at {line}' if line else ''})"
+        return str(error)
 
 
 def _run_together(batch: Batch) -> bool:

@@ -13,18 +13,19 @@ import numpy as np
 from jfluid.compile.dynamic_shapes.buckets import Buckets, Form
 from jfluid.compile.dynamic_shapes.dims import Dim, Sizes, Table, constant, is_constant
 from jfluid.compile.dynamic_shapes.feed_symbols import SAMPLES, FeedSymbols, Sampled, Shapes, symbols_in
+from jfluid.compile.dynamic_shapes.history import Batch, TracedHistory
 from jfluid.compile.dynamic_shapes.interpreter import Interpreter, Padded, compare
 from jfluid.compile.dynamic_shapes.unpadded import Unpadded
 from jfluid.compile.numpy_steps.interpreter import Listing
 from jfluid.compile.runtime.covers import Notes
 from jfluid.compile.runtime.lru_cache import LruCache
+from jfluid.host import collector
 
 # How often a segment is compiled, and how many batches are remembered as listings.
 _MOST_EXECUTABLES = 16
 _MOST_LISTINGS = 16
 
 Record = Callable[[Shapes], Any]  # returns the jaxpr of a segment for shapes of its feeds
-Batch = tuple[Shapes, ...]  # of the feeds of each replica
 Witness = tuple[Mapping[str, int], Shapes]  # sizes of a batch, and shapes of its feeds
 
 
@@ -48,6 +49,7 @@ class Traced(Sampled):
         low, high: sizes of each symbol between which the segment runs.
         record: returns the jaxpr of the segment for shapes of the feeds.
         said: sizes of symbols that the user has given.
+        origin: number of the observed shapes that the symbols follow from, and of the range of sizes.
 
     Attributes:
         compiled: sizes of the buckets that have executables, or that steps wait for.
@@ -63,8 +65,10 @@ class Traced(Sampled):
         high: Mapping[str, int],
         record: Record,
         said: Mapping[str, Sequence[int]],
+        origin: tuple[int, int],
     ):
         super().__init__(symbols, low, high)
+        self._origin = origin
         self.buckets = Buckets(symbols.work, symbols.unit, said)
         self.executables = LruCache[Call](_MOST_EXECUTABLES)
         self.compiled: set[Form] = set()
@@ -130,6 +134,19 @@ class Traced(Sampled):
             self._noted[form] = self.witnesses[form]
             self._notes.note_sizes(list(self._noted.items()))
 
+    def history(self) -> TracedHistory:
+        """Return what the choice of further buckets, and the executables of buckets, follow from."""
+        witnesses = [(dict(form), shapes) for form, (_, shapes) in self.witnesses.items()]
+        return TracedHistory(*self._origin, self.buckets.history(), witnesses)
+
+    def recall(self, history: TracedHistory) -> None:
+        """Choose buckets as after the batches of an earlier process."""
+        self.buckets.recall(history.buckets)
+        for sizes, shapes in history.witnesses:
+            batch = self.symbols.sizes(shapes)
+            assert batch is not None  # the history has been checked
+            self.witnesses[tuple(sizes.items())] = batch, shapes
+
     def noted(self) -> Any:
         """See `executable_cache.Beside`."""
         return self.results
@@ -160,13 +177,14 @@ class Traced(Sampled):
 
     def listing(self, batch: Mapping[str, int], shapes: Shapes) -> Listing:
         """Return the segment at the true sizes of a batch, for NumPy. Raises NoRule if it cannot be interpreted."""
-        if self._unpadded is None:
-            start = time.perf_counter()
-            traces, table, _ = self._with(batch, shapes)
-            self._unpadded = Unpadded(traces, table)
-            self.tracing = time.perf_counter() - start
-        unpadded, sizes = self._unpadded, Sizes(batch, batch)
-        return self._listings.get_or_make(tuple(batch.values()), lambda: Listing(unpadded.at(sizes)))
+        with collector.paused(settle=True):  # it stays, and has very many objects
+            if self._unpadded is None:
+                start = time.perf_counter()
+                traces, table, _ = self._with(batch, shapes)
+                self._unpadded = Unpadded(traces, table)
+                self.tracing = time.perf_counter() - start
+            unpadded, sizes = self._unpadded, Sizes(batch, batch)
+            return self._listings.get_or_make(tuple(batch.values()), lambda: unpadded.at(sizes))
 
     def each(self, batch: Batch) -> list[dict[str, int]] | None:
         """Return the sizes of each share of a batch; None where the traces do not hold for one."""

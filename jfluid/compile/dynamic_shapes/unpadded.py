@@ -1,8 +1,8 @@
-"""Jaxpr of a step at the true sizes of a batch, from the traces at samples: nothing is traced or compiled for it.
+"""Listing of a step at the true sizes of a batch, from the traces at samples: nothing is traced or compiled for it.
 
-NumPy interprets the jaxpr while the step has no executable for a bucket. Sizes and numbers of the trace that differ by
-sample follow from the sizes of the feeds: a known dimension, a multiple of a dimension plus a constant, or a form such
-as one over a dimension.
+NumPy runs the listing while the step has no executable for a bucket. Only the operations that depend on the sizes are
+made anew for a batch. Sizes and numbers of the trace that differ by sample follow from the sizes of the feeds: a known
+dimension, a multiple of a dimension plus a constant, or a form such as one over a dimension.
 """
 
 import functools
@@ -15,109 +15,108 @@ from jax.extend import core
 
 from jfluid.compile.dynamic_shapes.dims import Dim, NoRule, Sizes, Table, is_constant, samples_of
 from jfluid.compile.dynamic_shapes.interpreter import FLOATS, SHORT, compare, rounded
+from jfluid.compile.numpy_steps.interpreter import Listing, has_rule, inner
 from jfluid.compile.rewrites.primitives import CALLS
 
 # Returns a value for sizes; None for a value that is the same at all samples.
 _Form = Callable[[Sizes], Any] | None
 
 
+class _Latest:
+    """Form that keeps its value for the latest sizes: many equations have the same numbers and shapes."""
+
+    def __init__(self, form: Callable[[Sizes], Any]):
+        self._form, self._sizes, self._value = form, None, None
+
+    def __call__(self, sizes: Sizes) -> Any:
+        if self._sizes is not sizes:
+            self._value, self._sizes = self._form(sizes), sizes
+        return self._value
+
+
 class Unpadded:
-    """Function of the sizes that returns the closed jaxpr of a step.
+    """Function of the sizes that returns the listing of a step.
 
     Args:
         traces: closed jaxprs of the step, one for each sample.
         table: the dimensions of the feeds.
 
-    Raises NoRule for a step in which a number does not follow from the sizes by a known form.
+    Raises NoRule for a step in which a number does not follow from the sizes by a known form, and the interpreter's
+    NoRule for a step that NumPy cannot interpret.
     """
 
     def __init__(self, traces: Sequence[Any], table: Table):
         self._table = table
-        self._numbers: dict[tuple[Any, ...], _Form] = {}
+        self._memo: dict[Any, _Form] = {}
         self._traces = traces
-        self._called: dict[tuple[int, ...], Callable[[Sizes], Any]] = {}
-        self._at = self._closed(traces)
+        self._first = Listing(traces[0])
+        self._at = self._closed(traces, self._first)
 
-    def at(self, sizes: Sizes) -> Any:
-        """Return the closed jaxpr at the true sizes."""
-        return self._at(sizes)
+    def at(self, sizes: Sizes) -> Listing:
+        """Return the listing at the true sizes."""
+        return self._first if self._at is None else self._at(sizes)
 
-    def _closed(self, traces: Sequence[Any]) -> Callable[[Sizes], Any]:
-        inner = self._jaxpr([t.jaxpr for t in traces])
-        forms = [self._constant(own) for own in zip(*(t.consts for t in traces), strict=True)]
-        consts = traces[0].consts
-        latest: list[tuple[Sizes, Any]] = []  # a function that is called several times stays one function
-
-        def at(sizes: Sizes) -> Any:
-            if not latest or latest[0][0] is not sizes:
-                own = [_at(f, c, sizes) for f, c in zip(forms, consts, strict=True)]
-                latest[:] = [(sizes, core.ClosedJaxpr(inner(sizes), own))]
-            return latest[0][1]
-
-        return at
-
-    def _jaxpr(self, jaxprs: Sequence[Any]) -> Callable[[Sizes], Any]:
-        first = jaxprs[0]
+    def _closed(self, traces: Sequence[Any], first: Listing) -> Callable[[Sizes], Listing] | None:
+        """Return a function of the sizes that changes the first listing; None for the same listing at each sample."""
+        jaxprs = [t.jaxpr for t in traces]
         for other in jaxprs[1:]:
-            compare(first, other)
-        inputs = self._avals([[*j.constvars, *j.invars] for j in jaxprs])
-        equations = [self._equation(own) for own in zip(*(j.eqns for j in jaxprs), strict=True)]
-        outputs = self._atoms([j.outvars for j in jaxprs])
-
-        def at(sizes: Sizes) -> Any:
-            env: dict[Any, Any] = {}
-            given = _made([*first.constvars, *first.invars], inputs, sizes, env)
-            constants = len(first.constvars)
-            eqns = [equation(sizes, env) for equation in equations]
-            return first.replace(
-                constvars=given[:constants],
-                invars=given[constants:],
-                outvars=[read(sizes, env) for read in outputs],
-                eqns=eqns,
+            compare(jaxprs[0], other)
+        start: list[tuple[int, Callable[[Sizes], Any]]] = []
+        for at, own in enumerate(zip(*(t.consts for t in traces), strict=True)):
+            if (form := self._constant(own)) is not None:
+                start.append((at, form))
+        operations = []
+        for number, equations in enumerate(zip(*(j.eqns for j in jaxprs), strict=True)):
+            start += self._literals(first.places(number), [e.invars for e in equations])
+            if (changed := self._equation(equations)) is not None:
+                operations.append((number, changed))
+        start += self._literals(first.places(None), [j.outvars for j in jaxprs])
+        if not start and not operations:
+            return None
+        return _Latest(
+            lambda sizes: first.changed(
+                {at: form(sizes) for at, form in start}, {number: changed(sizes) for number, changed in operations}
             )
+        )
 
-        return at
-
-    def _equation(self, equations: Sequence[Any]) -> Callable[[Sizes, dict[Any, Any]], Any]:
+    def _equation(self, equations: Sequence[Any]) -> Callable[[Sizes], tuple[Any, Any, list[Any]]] | None:
+        """Return a function of the sizes that returns an equation's primitive, parameters and types of results."""
         first = equations[0]
-        reads = self._atoms([e.invars for e in equations])
-        avals = self._avals([e.outvars for e in equations])
+        avals = [self._aval([v.aval for v in own]) for own in zip(*(e.outvars for e in equations), strict=True)]
         called = CALLS.get(first.primitive.name)  # beside it are rules of derivatives, which were applied
         names = first.params if called is None else [called]
-        params = {name: self._form([e.params[name] for e in equations]) for name in names}
-        params = {name: form for name, form in params.items() if form is not None}
+        found = {name: self._form([e.params[name] for e in equations]) for name in names}
+        params = [(name, form) for name, form in found.items() if form is not None]
+        types = [v.aval for v in first.outvars]
+        if not params and all(form is None for form in avals):
+            return None
+        changed = {name: first.params[name] for name, _ in params}
+        if not has_rule(first.primitive, first.params) and list(core.jaxprs_in_params(changed)):
+            raise NoRule(f"{first.primitive.name} calls operations that differ with the sizes")
 
-        def at(sizes: Sizes, env: dict[Any, Any]) -> Any:
-            invars = [read(sizes, env) for read in reads]
-            outvars = _made(first.outvars, avals, sizes, env)
-            own = first.params | {name: form(sizes) for name, form in params.items() if form is not None}
-            return first.replace(invars=invars, outvars=outvars, params=own)
+        def at(sizes: Sizes) -> tuple[Any, Any, list[Any]]:
+            results = [_at(form, aval, sizes) for form, aval in zip(avals, types)]
+            return first.primitive, first.params | {name: form(sizes) for name, form in params}, results
 
         return at
 
-    def _atoms(self, each: Sequence[Sequence[Any]]) -> list[Callable[[Sizes, dict[Any, Any]], Any]]:
-        """Return functions that read operands, given the operands at each sample."""
-        return [self._atom(atoms) for atoms in zip(*each, strict=True)]
-
-    def _atom(self, atoms: Sequence[Any]) -> Callable[[Sizes, dict[Any, Any]], Any]:
-        first = atoms[0]
-        if not isinstance(first, core.Literal):
-            return lambda sizes, env: env[first]
-        aval = first.aval
-        form = self._constant([atom.val for atom in atoms])
-        if form is None:
-            return lambda sizes, env: first
-        dtype = aval.dtype  # type: ignore[attr-defined]  # of an array
-        return lambda sizes, env: core.Literal(np.asarray(form(sizes), dtype), aval)
-
-    def _avals(self, each: Sequence[Sequence[Any]]) -> list[_Form]:
-        """Return the forms of the types of variables."""
-        found: list[_Form] = []
-        for variables in zip(*each, strict=True):
-            avals = [v.aval for v in variables]
-            shape = self._form([getattr(a, "shape", ()) for a in avals])
-            found.append(None if shape is None else functools.partial(_resized, avals[0], shape))
+    def _literals(
+        self, places: Sequence[int], each: Sequence[Sequence[Any]]
+    ) -> list[tuple[int, Callable[[Sizes], Any]]]:
+        """Return the places and forms of literals that follow from the sizes."""
+        found = []
+        for place, atoms in zip(places, zip(*each, strict=True), strict=True):
+            if isinstance(atoms[0], core.Literal):
+                form = self._constant([atom.val for atom in atoms])
+                if form is not None:
+                    dtype = atoms[0].aval.dtype  # type: ignore[attr-defined]  # of an array
+                    found.append((place, functools.partial(_literal, form, dtype)))
         return found
+
+    def _aval(self, avals: Sequence[Any]) -> _Form:
+        """Return the form of the type of a result."""
+        shape = self._form([getattr(a, "shape", ()) for a in avals])
+        return None if shape is None else functools.partial(_resized, avals[0], shape)
 
     def _constant(self, samples: Sequence[Any]) -> _Form:
         """Return the form of a constant of the trace."""
@@ -149,15 +148,20 @@ class Unpadded:
     def _form(self, samples: Sequence[Any]) -> _Form:
         """Return the form of a parameter."""
         first = samples[0]
-        if isinstance(first, core.ClosedJaxpr):
+        if isinstance(first, core.ClosedJaxpr | core.Jaxpr):
             key = tuple(map(id, samples))  # the traces hold them
-            if key not in self._called:
-                self._called[key] = self._closed(samples)
-            return self._called[key]
-        if isinstance(first, core.Jaxpr):
-            return self._jaxpr(samples)
+            if key not in self._memo:
+                closed = [s if isinstance(s, core.ClosedJaxpr) else core.ClosedJaxpr(s, ()) for s in samples]
+                self._memo[key] = self._closed(closed, inner(first))
+            return self._memo[key]
         if isinstance(first, tuple | list):
-            return self._several(samples)
+            try:
+                key = (type(first), *map(type, first), *samples)
+                if key not in self._memo:
+                    self._memo[key] = self._several(samples)
+                return self._memo[key]
+            except TypeError:  # it holds what has no hash
+                return self._several(samples)
         if isinstance(first, bool | str) or not isinstance(first, int | float | np.number):
             if callable(first) or all(type(s) is type(first) and s == first for s in samples):
                 return None
@@ -176,18 +180,18 @@ class Unpadded:
             found = [_at(form, value, sizes) for form, value in zip(forms, first, strict=True)]
             return type(first)(*found) if hasattr(first, "_fields") else type(first)(found)
 
-        return at
+        return _Latest(at)
 
     def _number(self, samples: Sequence[Any]) -> _Form:
         """Return the form of a number."""
         key = (type(samples[0]), *samples)
         if len(set(samples)) == 1:
             return None
-        if key not in self._numbers:
+        if key not in self._memo:
             whole = all(float(s).is_integer() for s in samples)
             found = self._whole([int(s) for s in samples]) if whole else None
-            self._numbers[key] = found or self._fraction(samples)
-        return self._numbers[key]
+            self._memo[key] = _Latest(found or self._fraction(samples))
+        return self._memo[key]
 
     def _whole(self, samples: Sequence[int]) -> _Form:
         """Return the form of an integer: a dimension, or a multiple of a dimension plus a constant."""
@@ -202,7 +206,7 @@ class Unpadded:
                 return functools.partial(_affine, slope, base, other)
         return None
 
-    def _fraction(self, samples: Sequence[float]) -> _Form:
+    def _fraction(self, samples: Sequence[float]) -> Callable[[Sizes], Any]:
         for dim in self._varying():
             own = samples_of(dim, self._table.count)
             for form in FLOATS:
@@ -232,8 +236,5 @@ def _resized(aval: Any, shape: Callable[[Sizes], tuple[int, ...]], sizes: Sizes)
     return aval.update(shape=shape(sizes))
 
 
-def _made(variables: Sequence[Any], forms: Sequence[_Form], sizes: Sizes, env: dict[Any, Any]) -> list[Any]:
-    """Return variables of the true sizes, and note which variable each stands for."""
-    found = [v if form is None else core.Var(form(sizes)) for v, form in zip(variables, forms, strict=True)]
-    env.update(zip(variables, found, strict=True))
-    return found
+def _literal(form: Callable[[Sizes], Any], dtype: Any, sizes: Sizes) -> Any:
+    return np.asarray(form(sizes), dtype)

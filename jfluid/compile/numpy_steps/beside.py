@@ -10,7 +10,7 @@ import jax
 import numpy as np
 
 from jfluid import flags, processes
-from jfluid.compile.numpy_steps import elementwise, indexing, kernels, shapes, sums
+from jfluid.compile.numpy_steps import blas_threads, elementwise, indexing, kernels, shapes, sums
 from jfluid.compile.numpy_steps.interpreter import Interrupted, Listing, NoRule, host_value
 from jfluid.compile.runtime import jax_caches
 
@@ -44,7 +44,7 @@ def interpreted(
     if listing.most_bytes > MOST_BYTES:
         raise NoRule(f"it holds {listing.most_bytes} bytes of intermediate results")
     values = [host_value(v) for v in jax.tree.leaves(arguments)]
-    with np.errstate(all="ignore"):
+    with np.errstate(all="ignore"), blas_threads.one_thread():
         found = listing.run(values, stop)
     # Results may share memory with arguments and with each other. JAX does not copy NumPy arrays, and XLA may
     # overwrite the memory: each result is copied.

@@ -5,8 +5,9 @@ from typing import Any
 
 import jax
 import numpy as np
+from jax.extend import core
 
-from jfluid.compile.numpy_steps.interpreter import RULES, rule
+from jfluid.compile.numpy_steps.interpreter import NAMED, RULES, rule
 
 Params = dict[str, Any]
 _CLIP = jax.lax.GatherScatterMode.CLIP
@@ -30,7 +31,7 @@ def _starts(
     found, fits = [], None
     for at, dim in enumerate(dims):
         given, most = indices[..., at], shape[dim] - sizes[dim]
-        start = np.clip(given, 0, max(most, 0)).astype(np.int64)
+        start = np.minimum(np.maximum(given, 0), max(most, 0)).astype(np.int64)
         found.append(start)
         if not clips:
             inside = given == start
@@ -86,9 +87,8 @@ def _gather(params: Params, x: Any, indices: Any) -> Any:
     dims = numbers.start_index_map
     dropped = (*numbers.collapsed_slice_dims, *numbers.operand_batching_dims)
     starts, fits = _starts(indices, x.shape, sizes, dims, params["mode"] == _CLIP)
-    filling = _filling(params, x.dtype)
     if 0 in x.shape:
-        return np.full(params["results"][0].shape, filling, x.dtype)
+        return np.full(params["results"][0].shape, _filling(params, x.dtype), x.dtype)
     if _are_rows(dims, dropped, sizes, x.shape):
         found = np.take(x, starts[0], 0)
     else:
@@ -96,7 +96,7 @@ def _gather(params: Params, x: Any, indices: Any) -> Any:
         found = x[_places(starts, dims, sizes, dropped, batch, batch_shape)]
     if fits is not None:
         spread = fits.reshape(*fits.shape, *(1,) * (found.ndim - fits.ndim))
-        found = np.where(spread, found, np.asarray(filling, x.dtype))
+        found = np.where(spread, found, np.asarray(_filling(params, x.dtype), x.dtype))
     own = list(numbers.offset_dims)
     first = [i for i in range(found.ndim) if i not in own]
     order = [0] * found.ndim
@@ -153,3 +153,24 @@ for _name, _function in {
     "scatter_max": np.maximum,
 }.items():
     _scatter(_name, _function.at)
+
+
+def _searchsorted(called: Any) -> Callable[..., Any] | None:
+    """Return the binary search of a call of `jax.numpy.searchsorted` among integers; a loop of JAX takes a millisecond."""
+    jaxpr = called.jaxpr
+    held, wanted = [v.aval for v in jaxpr.invars] if len(jaxpr.invars) == 2 else (None, None)
+    sides = {side for name, side in (("lt_to", "right"), ("le_to", "left")) if _has(jaxpr, name)}
+    if held is None or len(held.shape) != 1 or len(sides) != 1 or held.dtype.kind not in "iu" or jaxpr.constvars:
+        return None
+    (side,), (dtype,) = sides, [v.aval.dtype for v in jaxpr.outvars]
+    return lambda held, wanted: [np.searchsorted(held, wanted, side).astype(dtype)]
+
+
+def _has(jaxpr: Any, name: str) -> bool:
+    return any(
+        e.primitive.name == name or any(_has(inner, name) for inner in core.jaxprs_in_params(e.params))
+        for e in jaxpr.eqns
+    )
+
+
+NAMED["_searchsorted_scan_impl"] = _searchsorted

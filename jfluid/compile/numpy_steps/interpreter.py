@@ -3,8 +3,9 @@
 A `Listing` is prepared once for each jaxpr. An operation without a rule here is compiled by itself.
 """
 
+import copy
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -18,6 +19,10 @@ from jfluid.compile.runtime.memory import size_of
 # `(parameters of the operation, its operands) -> its result`, or a list of results.
 Rule = Callable[..., Any]
 RULES: dict[str, Rule] = {}
+# Functions of the operands alone: NumPy finds the sizes of the results.
+PLAIN: dict[str, Callable[..., Any]] = {}
+# Functions of JAX that NumPy has, by the name of the call: `called jaxpr -> function`, or None for an unknown form.
+NAMED: dict[str, Callable[[Any], Callable[..., Any] | None]] = {}
 _MOST_COMPILED = 256
 _VIEWS = frozenset("broadcast_in_dim reshape rev slice squeeze transpose".split())  # results share operands' memory
 # Primitives that take or give random keys.
@@ -44,6 +49,16 @@ def rule(*names: str) -> Callable[[Rule], Rule]:
     return register
 
 
+def plain(*names: str) -> Callable[[Rule], Rule]:
+    """Register the function of primitives that takes the operands alone."""
+
+    def register(function: Rule) -> Rule:
+        PLAIN.update(dict.fromkeys(names, function))
+        return function
+
+    return register
+
+
 class _Operation(NamedTuple):
     """Equation with its rule, the places of operands and results, and the values that no later equation reads."""
 
@@ -52,6 +67,16 @@ class _Operation(NamedTuple):
     results: list[int]
     several: bool
     last: list[int]
+
+
+class _Divided(NamedTuple):
+    """Body of a loop: operations that run once, and operations that run in each iteration."""
+
+    start: list[Any]
+    inputs: list[int]
+    once: list[_Operation]
+    each: list[_Operation]
+    outputs: list[int]
 
 
 class Listing:
@@ -92,31 +117,49 @@ class Listing:
             for eqn in jaxpr.eqns
         ]
         self._outputs = [place(var) for var in jaxpr.outvars]
-        self._note_last_reads(set(self._inputs))
-        self.most_bytes = self._count_bytes(jaxpr.eqns)
+        made = {p for op in self._operations for p in op.results} | set(self._inputs)
+        _note_last_reads(self._operations, made - set(self._outputs))
+        self._bytes = np.zeros(len(self._start), np.int64)  # of the results that are no views, by place
+        for equation, operation in zip(jaxpr.eqns, self._operations):
+            self._count_bytes(operation, equation.primitive.name, [v.aval for v in equation.outvars])
+        # The places of results in the order in which these are made (1) and dropped (-1).
+        events = [(at, by) for own in self._operations for by, ats in ((1, own.results), (-1, own.last)) for at in ats]
+        self._halves: dict[int, _Divided] = {}
+        self._events, self._signs = np.array(events, np.int64).reshape(-1, 2).T
+        self.most_bytes = self._most_bytes()
 
-    def _count_bytes(self, equations: Sequence[Any]) -> int:
-        held: dict[int, int] = {}  # bytes of the results that later equations read, by place
-        most = now = 0
-        for equation, operation in zip(equations, self._operations):
-            if equation.primitive.name not in _VIEWS:
-                held.update(
-                    (at, size_of(var.aval))
-                    for at, var in zip(operation.results, equation.outvars)
-                    if not is_key(var.aval)
-                )
-                now += sum(held.get(at, 0) for at in operation.results)
-            most = max(most, now)
-            now -= sum(held.pop(at, 0) for at in operation.last)
-        return most
+    def _count_bytes(self, operation: _Operation, name: str, results: Sequence[Any]) -> None:
+        if name not in _VIEWS:
+            for at, aval in zip(operation.results, results):
+                self._bytes[at] = 0 if is_key(aval) else size_of(aval)
 
-    def _note_last_reads(self, given: set[int]) -> None:
-        made = {p for op in self._operations for p in op.results} | given
-        later = set(self._outputs)
-        for operation in reversed(self._operations):
-            touched = {*operation.operands, *operation.results} & made
-            operation.last.extend(touched - later)
-            later |= touched
+    def _most_bytes(self) -> int:
+        return int(np.cumsum(self._bytes[self._events] * self._signs).max(initial=0))
+
+    def places(self, number: int | None) -> list[int]:
+        """Return the places of the operands of an operation, by its number; with None of the results of the listing."""
+        return self._outputs if number is None else self._operations[number].operands
+
+    def changed(self, start: Mapping[int, Any], operations: Mapping[int, tuple[Any, Any, Sequence[Any]]]) -> "Listing":
+        """Return the listing for other sizes.
+
+        Args:
+            start: arrays by place, in place of constants and literals.
+            operations: by number of an operation: the primitive, the parameters, the types of the results.
+        """
+        found = copy.copy(self)
+        found._start, found._operations = list(self._start), list(self._operations)
+        found._bytes, found._halves = self._bytes.copy(), {}
+        for at, value in start.items():
+            found._start[at] = value
+        for number, (primitive, params, results) in operations.items():
+            operation = self._operations[number]
+            named = primitive.name in CALLS and not isinstance(operation.run, Listing)
+            run = operation.run if named else _function(primitive, params, results)
+            found._operations[number] = operation._replace(run=run)
+            found._count_bytes(operation, primitive.name, results)
+        found.most_bytes = found._most_bytes()
+        return found
 
     def run(self, values: Sequence[Any], stop: Callable[[], bool] | None = None) -> list[Any]:
         """Return the results as NumPy arrays, which may share memory with operands and with each other.
@@ -130,32 +173,127 @@ class Listing:
         held = list(self._start)
         for at, value in zip(self._inputs, values, strict=True):
             held[at] = value
-        for run, operands, results, several, last in self._operations:
-            if stop is not None and stop():
-                raise Interrupted
-            found = run(*[held[at] for at in operands])
-            if several:
-                for at, value in zip(results, found, strict=True):
-                    held[at] = value
-            else:
-                held[results[0]] = found
-            for at in last:
-                held[at] = None
+        _execute(self._operations, held, stop)
         return [held[at] for at in self._outputs]
+
+    def __call__(self, *values: Any) -> list[Any]:
+        """Return the results, as `run`."""
+        return self.run(values)
+
+    def repeated(self, values: Sequence[Any]) -> Callable[[Sequence[Any]], list[Any]]:
+        """Return a function of the last operands; operations of `values`, the first operands, alone run once."""
+        start, inputs, once, each, outputs = self._divided(len(values))
+        before = list(start)
+        for at, value in zip(inputs, values):
+            before[at] = value
+        _execute(once, before)
+        inputs = inputs[len(values) :]
+
+        def again(values: Sequence[Any]) -> list[Any]:
+            held = before.copy()
+            for at, value in zip(inputs, values, strict=True):
+                held[at] = value
+            _execute(each, held)
+            return [held[at] for at in outputs]
+
+        return again
+
+    def _divided(self, number: int) -> _Divided:
+        """Return the operations that depend on the first operands alone, and the operations that do not."""
+        if number not in self._halves:
+            start, operations, outputs = self._inlined()
+            later = set(self._inputs[number:])
+            once, each = [], []
+            for operation in operations:
+                if later.isdisjoint(operation.operands):
+                    once.append(operation)
+                else:
+                    later.update(operation.results)
+                    each.append(operation)
+            _note_last_reads(each, later - set(outputs))
+            self._halves[number] = _Divided(start, self._inputs, once, each, outputs)
+        return self._halves[number]
+
+    def _inlined(self) -> tuple[list[Any], list[_Operation], list[int]]:
+        """Return the first values, the operations and the places of the results, with called operations in place."""
+        start, operations = list(self._start), []
+        same: dict[int, int] = {}  # places of a call's results: their places in the called listing
+        for operation in self._operations:
+            operands = [same.get(at, at) for at in operation.operands]
+            if not isinstance(operation.run, Listing):
+                operations.append(operation._replace(operands=operands, last=[]))
+                continue
+            called, (values, own, results) = operation.run, operation.run._inlined()
+            places = dict(zip(called._inputs, operands, strict=True))
+            for at, value in enumerate(values):
+                if at not in places:
+                    places[at] = len(start)
+                    start.append(value)
+            for each in own:
+                moved = {"operands": [places[p] for p in each.operands], "results": [places[p] for p in each.results]}
+                operations.append(each._replace(**moved, last=[]))
+            same.update(zip(operation.results, [places[at] for at in results], strict=True))
+        return start, operations, [same.get(at, at) for at in self._outputs]
+
+
+def _note_last_reads(operations: Sequence[_Operation], made: set[int]) -> None:
+    """Note in each operation the values, among places of results to drop, that no later operation reads."""
+    later = set[int]()
+    for operation in reversed(operations):
+        touched = {*operation.operands, *operation.results} & made
+        operation.last.extend(touched - later)
+        later |= touched
+
+
+def _execute(operations: Sequence[_Operation], held: list[Any], stop: Callable[[], bool] | None = None) -> None:
+    """Run operations on the values at their places. Raises Interrupted once `stop` says so."""
+    for run, operands, results, several, last in operations:
+        if stop is not None and stop():
+            raise Interrupted
+        found = run(*[held[at] for at in operands])
+        if several:
+            for at, value in zip(results, found, strict=True):
+                held[at] = value
+        else:
+            held[results[0]] = found
+        for at in last:
+            held[at] = None
 
 
 def _function_of(eqn: Any) -> Callable[..., Any]:
     name = eqn.primitive.name
-    found = RULES.get(eqn.params["target_name"] if name == "ffi_call" else name)
     keyed = any(is_key(v.aval) for v in (*eqn.invars, *eqn.outvars))
     if keyed and name not in _OF_KEYS and name not in CALLS:
         raise NoRule(f"{name} has a random key")
     for var in (*eqn.invars, *eqn.outvars):
         if not is_key(var.aval) and np.dtype(var.aval.dtype).kind not in "biufc":
             raise NoRule(f"{name} has values of {var.aval.dtype}, which NumPy does not multiply")
-    if found is None:
-        return _Alone(eqn)
-    return functools.partial(found, dict(eqn.params, results=[v.aval for v in eqn.outvars]))
+    if eqn.effects and not has_rule(eqn.primitive, eqn.params):
+        raise NoRule(f"{name} has effects")
+    return _function(eqn.primitive, eqn.params, [v.aval for v in eqn.outvars])
+
+
+def _rule_name(primitive: Any, params: Mapping[str, Any]) -> str:
+    name: str = params["target_name"] if primitive.name == "ffi_call" else primitive.name
+    return name
+
+
+def has_rule(primitive: Any, params: Mapping[str, Any]) -> bool:
+    """Return True if NumPy runs a primitive, which otherwise is compiled by itself."""
+    name = _rule_name(primitive, params)
+    return name in PLAIN or name in RULES or name in CALLS
+
+
+def _function(primitive: Any, params: Mapping[str, Any], results: Sequence[Any]) -> Callable[..., Any]:
+    name = _rule_name(primitive, params)
+    if name in PLAIN:
+        return PLAIN[name]
+    if name in CALLS:
+        called = params[CALLS[name]]
+        known = NAMED.get(params.get("name", ""))
+        return (known(called) if known else None) or inner(called)
+    found = RULES.get(name)
+    return _Alone(primitive, params) if found is None else functools.partial(found, dict(params, results=results))
 
 
 class _Alone:
@@ -163,12 +301,10 @@ class _Alone:
 
     compiled: LruCache[Any] = LruCache(_MOST_COMPILED)
 
-    def __init__(self, eqn: Any):
-        if eqn.effects:
-            raise NoRule(f"{eqn.primitive.name} has effects")
-        self._bind = functools.partial(eqn.primitive.bind, **eqn.params)
-        self._several = eqn.primitive.multiple_results
-        self._key: Any = (eqn.primitive, tuple(eqn.params.items()))
+    def __init__(self, primitive: Any, params: Mapping[str, Any]):
+        self._bind = functools.partial(primitive.bind, **params)
+        self._several = primitive.multiple_results
+        self._key: Any = (primitive, tuple(params.items()))
         try:
             hash(self._key)
         except TypeError:
@@ -194,6 +330,8 @@ def host_value(value: Any) -> Any:
 
 def inner(closed: Any) -> "Listing":
     """Return the listing of a jaxpr that an operation calls."""
+    if isinstance(closed, Listing):
+        return closed
     if not hasattr(closed, "consts"):
         closed = core.ClosedJaxpr(closed, ())
     return _listing(closed)

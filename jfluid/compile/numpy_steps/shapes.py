@@ -6,7 +6,6 @@ from typing import Any
 import numpy as np
 
 from jfluid.compile.numpy_steps.interpreter import inner, is_key, rule
-from jfluid.compile.rewrites.primitives import CALLS
 
 Params = dict[str, Any]
 
@@ -17,7 +16,11 @@ def _broadcast(params: Params, x: Any, *sizes: Any) -> Any:
     spread = [1] * len(shape)
     for size, place in zip(np.shape(x), places):
         spread[place] = size
-    return np.broadcast_to(np.reshape(x, spread), shape)
+    x = np.reshape(x, spread)
+    if x.size and x.flags.c_contiguous:  # twice as fast as `broadcast_to`
+        steps = [step if own == size else 0 for step, own, size in zip(x.strides, spread, shape)]
+        return np.ndarray(shape, x.dtype, x, 0, steps)
+    return np.broadcast_to(x, shape)
 
 
 @rule("reshape")
@@ -139,12 +142,6 @@ def _tile(params: Params, x: Any) -> Any:
     return np.tile(x, params["reps"])
 
 
-@rule(*CALLS)
-def _call(params: Params, *values: Any) -> Any:
-    called = next(params[CALLS[n]] for n in CALLS if CALLS[n] in params)
-    return inner(called).run(values)
-
-
 @rule("remat", "checkpoint", "remat2")
 def _remat(params: Params, *values: Any) -> Any:
     return inner(params["jaxpr"]).run(values)
@@ -167,11 +164,11 @@ def _cond(params: Params, index: Any, *values: Any) -> Any:
 @rule("while")
 def _while(params: Params, *values: Any) -> Any:
     of_test, of_body = params["cond_nconsts"], params["body_nconsts"]
-    test, body = inner(params["cond_jaxpr"]), inner(params["body_jaxpr"])
-    first, second = values[:of_test], values[of_test : of_test + of_body]
+    test = inner(params["cond_jaxpr"]).repeated(values[:of_test])
+    body = inner(params["body_jaxpr"]).repeated(values[of_test : of_test + of_body])
     state = list(values[of_test + of_body :])
-    while np.any(going := test.run([*first, *state])[0]):
-        found = body.run([*second, *state])
+    while np.any(going := test(state)[0]):
+        found = body(state)
         if np.ndim(going):  # batched loops: a loop that has ended keeps its values
             found = [
                 np.where(np.reshape(going, going.shape + (1,) * (np.ndim(new) - going.ndim)), new, old)
@@ -184,13 +181,13 @@ def _while(params: Params, *values: Any) -> Any:
 @rule("scan")
 def _scan(params: Params, *values: Any) -> Any:
     consts, carried, length = params["num_consts"], params["num_carry"], params["length"]
-    body, fixed = inner(params["jaxpr"]), values[:consts]
     state = list(values[consts : consts + carried])
     along = values[consts + carried :]
     rows: list[Any] = [np.empty(a.shape, a.dtype) for a in params["results"][carried:]]
+    body = inner(params["jaxpr"]).repeated(values[:consts]) if length else None
     order = range(length - 1, -1, -1) if params["reverse"] else range(length)
     for at in order:
-        found = body.run([*fixed, *state, *[v[at] for v in along]])
+        found = body([*state, *[v[at] for v in along]])
         state = found[:carried]
         for row, value in zip(rows, found[carried:]):
             row[at] = value

@@ -24,7 +24,7 @@ from jfluid.compile.runtime.covers import Covers, Notes, Sized
 from jfluid.compile.runtime.large_runs import LargeRun
 from jfluid.compile.runtime.lru_cache import LruCache
 from jfluid.compile.runtime.wider_slots import Layouts, fit, layouts_of, widened
-from jfluid.host import heap
+from jfluid.host import collector, heap
 
 FLAG = "FLAGS_compiled_max_bytes"
 # Native memory, measured on CPUs: of any executable, and for each byte in which XLA describes where its values are. Of
@@ -337,7 +337,8 @@ class Executables:
         if self._is_loaded(forms, arguments):
             return None
         start = time.perf_counter()
-        traced = self.trace(*arguments)
+        with collector.paused(settle=True):
+            traced = self.trace(*arguments)
         seconds = time.perf_counter() - start
         compile, spent = self._compilation(lambda: traced, arguments), 0.0
         layouts = layouts_of(arguments)

@@ -158,6 +158,17 @@ class Buckets:
             padded[name] = fill(padded[name].value, lod, sizes[name], self.exact)
         return padded, sizes
 
+    def history(self) -> list[list[Sizes]]:
+        """Return what the choice of further sizes follows from: the known sizes of feeds with the same names."""
+        return [[sizes for sizes, _ in known] for known in self._known.values()]
+
+    def recall(self, history: list[list[Sizes]]) -> None:
+        """Choose sizes as after the batches of an earlier process."""
+        self._known.clear()
+        for known in history:
+            for sizes in known:
+                self.alike(sizes).append((sizes, sum(s.rows for s in sizes.values())))
+
     def alike(self, need: Sizes) -> list[tuple[Sizes, int]]:
         """Return the known sizes of feeds with the same names, and the sum of rows, sorted by rows."""
         names = frozenset([(n, s.numbers[:1]) for n, s in need.items()])

@@ -86,6 +86,8 @@ class Placement(ABC):
             undivided batch are interpreted until they are compiled. The last digits of results may then differ
             from run to run.
         exact_because: the reason for exact shapes, for a warning; empty for no warning.
+        repeatable: True if a process that is started again computes the same bits: steps wait for their compilation,
+            and only the batches of the step decide its padded sizes.
     """
 
     hosts = 1
@@ -94,6 +96,7 @@ class Placement(ABC):
     held: Mapping[str, Order] = MappingProxyType({})
     pads = False
     exact_because = ""
+    repeatable = False
 
     def __init__(self, plan: Plan):
         self.plan = plan
@@ -193,6 +196,10 @@ class Placement(ABC):
 
     def _replicas_of(self, at: int) -> int | None:
         """Return the number of replicas that run segment `at` together, or None without replicas."""
+        return None
+
+    def sequence_sizes(self) -> padding.Buckets | None:
+        """Return the sizes to which feeds with a LoD are padded; None if the placement chooses no sizes."""
         return None
 
     def feed_shares(self) -> FeedShares | None:
@@ -301,11 +308,13 @@ class OneDevice(Placement):
         batch = batch_of(feeds)
         if batch is not None and self.takes(batch):
             return dict(batch.values)
-        given = ready(feeds, self.device, self._buckets.exact)
+        given = ready(feeds, self.device, self._buckets.exact or self.repeatable)
         joins = self._joins_slots and not self._buckets.exact
         return self._buckets.join(given) if joins else self._buckets.pad(given)
 
     def takes(self, batch: PlacedBatch) -> bool:
+        if self.repeatable:
+            return False  # a loader has padded it, and reads ahead
         return self._joins_slots and not self._buckets.exact and batch.device == self.device
 
     def enter_again(self, feeds: Mapping[str, Any], batches: Sequence[Batch]) -> Env | None:
@@ -313,7 +322,7 @@ class OneDevice(Placement):
         if self._buckets.exact or not self._joins_slots:
             return self.enter(given | {n: t for b in batches for n, t in zip(b.names, b.tensors)})
         if given:
-            given = ready(given, self.device, False)
+            given = ready(given, self.device, self.repeatable)
         return self._buckets.pad_with_slots(given, batches)
 
     def replan(self, plan: Plan) -> bool:
@@ -322,6 +331,9 @@ class OneDevice(Placement):
 
     def padder(self) -> Padder | None:
         return self if self.pads else None
+
+    def sequence_sizes(self) -> padding.Buckets | None:
+        return self._buckets
 
     def context(self) -> AbstractContextManager[Any]:
         stack = ExitStack()
@@ -374,7 +386,7 @@ class OneDevice(Placement):
 
     def executables(self, at: int, fresh: Callable[[], Function], entry: Entry | None = None) -> Call:
         # A startup program gives the same parameters each time, to the last bit.
-        fixed = self.plan.starts_anew or not self.pads or self.feed_shares() is not None
+        fixed = self.plan.starts_anew or not self.pads or self.repeatable or self.feed_shares() is not None
         interprets = None if fixed else device_of_interpreter(self.device)
         return Executables(lambda: self.compiled(at, fresh()), entry, interprets)
 

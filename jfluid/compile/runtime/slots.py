@@ -281,6 +281,14 @@ class SlotBuckets(Buckets):
         self._layouts: dict[Any, list[tuple[int, list[Layout]]]] = {}
         self._latest: tuple[list[Measured], list[Layout]] = [], []
 
+    def history(self) -> list[list[Sizes]]:
+        self._latest = [], []  # a process that is started again has no latest batch
+        return super().history()
+
+    def recall(self, history: list[list[Sizes]]) -> None:
+        self._layouts.clear()
+        super().recall(history)
+
     def join(self, feeds: Mapping[str, Any]) -> dict[str, Any]:
         """Return checked feeds with slots as `Joined`, and all further LoDTensors as `Ragged`."""
         batches = read(self._slots, feeds) if self._slots else None

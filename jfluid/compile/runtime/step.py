@@ -1,7 +1,7 @@
 """Compiled steps: a plan with its XLA segments jitted for a placement."""
 
 import weakref
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -11,6 +11,7 @@ import numpy as np
 from jfluid import errors, flags
 from jfluid.compile import scalars
 from jfluid.compile.dynamic_shapes.exact_shapes import ExactShapes
+from jfluid.compile.dynamic_shapes.history import StreamHistory
 from jfluid.compile.dynamic_shapes.stream import ShapeStream
 from jfluid.compile.dynamic_shapes.traced import Call
 from jfluid.compile.lower import Known
@@ -22,6 +23,7 @@ from jfluid.compile.runtime.executables import Executables
 from jfluid.compile.runtime.host import Host
 from jfluid.compile.runtime.placement import Function, Placement
 from jfluid.compile.runtime.refused import refuses
+from jfluid.compile.runtime.size_history import StepHistory
 from jfluid.compile.runtime.specialize import Specialized
 from jfluid.compile.runtime.step_state import StepState
 from jfluid.ops.static_values import Unknown
@@ -241,6 +243,7 @@ class Step:
         self._last_refusing = _last_refusing(plan)
         self.bytes = _BYTES * sum(len(block.ops) for block in plan.block.program.blocks)
         self._check, self._name, self._donate = check_finite, name, donate
+        self._recalled: dict[str, StreamHistory] = {}  # of segments that this process has not made
         whole = (
             len(plan.segments) == 1
             and not plan.segments[0].host
@@ -269,6 +272,31 @@ class Step:
         name = f"{self._name}_{at}"
         donates = self._donate and at >= self._last_refusing
         return CompiledSegment(at, self.plan, self.placement, self._check, name, donates)
+
+    def size_history(self) -> StepHistory:
+        """Return what the padded sizes of further batches follow from."""
+        sizes = self.placement.sequence_sizes()
+        found = StepHistory([] if sizes is None else sizes.history(), dict(self._recalled))
+        found.segments |= {name: stream.history() for name, stream in self._streams()}
+        return found
+
+    def recall(self, history: StepHistory) -> None:
+        """Pad batches as after the batches of an earlier process. Raises FeedError for other feeds."""
+        self._recalled = dict(history.segments)
+        if (sizes := self.placement.sequence_sizes()) is not None:
+            sizes.recall(history.sequences)
+        self._recall_streams()
+
+    def _recall_streams(self) -> None:
+        for name, stream in self._streams():
+            if (history := self._recalled.pop(name, None)) is not None:
+                stream.recall(history)
+
+    def _streams(self) -> Iterator[tuple[str, ShapeStream]]:
+        """Yield the stream of each segment; names tell the segments before and after `_use_host` apart."""
+        for at, segment in enumerate(self.segments):
+            if isinstance(segment, CompiledSegment) and isinstance(segment.call, ShapeStream):
+                yield f"{at} of {len(self.segments)}", segment.call
 
     def run(self, scope: Scope, feeds: Any, key: np.ndarray | None, entered: bool = False) -> list[Any]:
         """Run the step: read state from `scope`, write updated variables back, return the fetches (device or NumPy).
@@ -336,6 +364,7 @@ class Step:
         self._last_refusing = _last_refusing(changed)
         self.segments[at:] = [s if s.host else self._compiled(i) for i, s in enumerate(changed.segments[at:], start=at)]
         self._states.clear()
+        self._recall_streams()
 
 
 def _last_refusing(plan: Plan) -> int:

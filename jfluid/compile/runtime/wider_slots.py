@@ -1,39 +1,40 @@
-"""Wider layouts of slots: a batch of sequences runs in any layout that has room for its rows.
+"""Wider layouts of sequences: a batch of sequences runs in any layout that has room for its rows.
 
-A padding row is a copy of a real row, so a batch can move to a wider layout without its tensors.
+A padding row is a copy of a real row, so a batch can move to a wider layout without its tensors. Slots have a `Layout`,
+sequences of several levels a `Size`.
 """
 
 from collections.abc import Sequence
 from typing import Any
 
+import jax
 import numpy as np
 
-from jfluid.compile.runtime.padding import fill_rows
+from jfluid.compile.runtime.padding import Size, fill, fill_rows
 from jfluid.compile.runtime.slots import Joined, Layout
 from jfluid.host import aligned_memory
+from jfluid.ops.ragged import Level, Ragged
 
-Layouts = tuple[Layout | None, ...]  # of the arguments; None for an argument that is no slot
+Layouts = tuple[Layout | Size | None, ...]  # of the arguments; None for an argument without sequences
 
 
 def layouts_of(arguments: Sequence[Any]) -> Layouts | None:
-    """Return the layouts of the second of a function's arguments, a tuple; None without slots of one device."""
+    """Return the layouts of the second of a function's arguments, a tuple; None without sequences of one device."""
     if len(arguments) < 2 or type(arguments[1]) is not tuple:
         return None
-    found = tuple([v.layout if isinstance(v, Joined) else None for v in arguments[1]])
-    return found if any(found) and not any(own.replicas for own in found if own) else None
+    found = tuple([_layout_of(v) for v in arguments[1]])
+    return found if any(found) and not any(own.replicas for own in found if isinstance(own, Layout)) else None
 
 
 def room(layouts: Layouts) -> int:
-    """Return the rows of all slots."""
-    return sum(own.room for own in layouts if own)
+    """Return the rows of all sequences."""
+    return sum(own.room if isinstance(own, Layout) else own.rows for own in layouts if own)
 
 
 def fit(narrow: Layouts, wide: Layouts) -> bool:
     """Return True if batches of layouts can move to other layouts."""
     return _are_alike(narrow, wide) and all(
-        all(s.fits(t) or _fits_plain(s, t) for s, t in zip(a.sizes, b.sizes))
-        for a, b in zip(narrow, wide)
-        if a is not None and b is not None
+        s.fits(t) or _fits_plain(s, t) for a, b in zip(narrow, wide) for s, t in zip(_sizes(a), _sizes(b))
     )
 
 
@@ -46,40 +47,72 @@ def roomy(several: Sequence[Layouts]) -> Layouts | None:
 
 
 def widened(arguments: Sequence[Any], layouts: Layouts) -> tuple[Any, ...]:
-    """Return the arguments with slots moved to layouts that they fit."""
+    """Return the arguments with sequences moved to layouts that they fit."""
     first, kept, *others = arguments
-    moved = [v if at is None or v.layout == at else _moved(v, at) for v, at in zip(kept, layouts, strict=True)]
+    moved = [v if at is None or _layout_of(v) == at else _moved(v, at) for v, at in zip(kept, layouts, strict=True)]
     return (first, tuple(moved), *others)
+
+
+def _layout_of(value: Any) -> Layout | Size | None:
+    if isinstance(value, Joined):
+        return value.layout
+    if not isinstance(value, Ragged) or value.exact or not value.levels or not all(map(_is_fed, value.levels)):
+        return None
+    levels = value.levels
+    return Size(value.capacity, tuple([own.number for own in levels]), tuple([own.longest for own in levels]))
+
+
+def _is_fed(level: Level) -> bool:
+    """Return True if a level has the form that `padding.fill` makes, for one device."""
+    return isinstance(level.given, np.ndarray | jax.Array) and level.given.ndim == 1 and level.count is None
+
+
+def _sizes(layout: Layout | Size | None) -> Sequence[Size]:
+    if layout is None:
+        return ()
+    return layout.sizes if isinstance(layout, Layout) else (layout,)
+
+
+def _names(layout: Layout | Size | None) -> Any:
+    return layout.names if isinstance(layout, Layout) else layout is None
 
 
 def _are_alike(some: Layouts, other: Layouts) -> bool:
     return len(some) == len(other) and all(
-        a is b if a is None or b is None else a.names == b.names and _numbers(a) == _numbers(b)
+        _names(a) == _names(b) and list(map(_fixed, _sizes(a))) == list(map(_fixed, _sizes(b)))
         for a, b in zip(some, other)
     )
 
 
-def _numbers(layout: Layout) -> list[tuple[int, ...]]:
-    return [size.numbers for size in layout.sizes]
+def _fixed(size: Size) -> tuple[int, int]:
+    """Return the numbers of a size that padding keeps: of levels, and of sequences of the first level."""
+    return len(size.numbers), size.numbers[0]
 
 
-def _fits_plain(narrow: Any, wide: Any) -> bool:
+def _fits_plain(narrow: Size, wide: Size) -> bool:
     """Return True if sequences of one length fit a size for sequences of different lengths."""
-    return not wide.uniform and narrow.rows <= wide.rows and narrow.longest <= wide.longest
+    return narrow.uniform and not wide.uniform and narrow.rows <= wide.rows and narrow.longest <= wide.longest
 
 
-def _roomy(several: Sequence[Layout | None]) -> Layout | None:
+def _roomy(several: Sequence[Layout | Size | None]) -> Layout | Size | None:
     first = several[0]
     if first is None:
         return None
-    sizes = list(first.sizes)
+    sizes = list(_sizes(first))
     for own in several[1:]:
-        assert own is not None  # they are alike
-        sizes = [a.joined(b) for a, b in zip(sizes, own.sizes)]
-    return Layout(first.names, tuple([size.roomier() for size in sizes]))
+        sizes = [a.joined(b) for a, b in zip(sizes, _sizes(own))]
+    sizes = [size.roomier() for size in sizes]
+    return Layout(first.names, tuple(sizes)) if isinstance(first, Layout) else sizes[0]
 
 
-def _moved(value: Joined, layout: Layout) -> Joined:
+def _moved(value: Joined | Ragged, layout: Layout | Size) -> Joined | Ragged:
+    if isinstance(value, Joined) and isinstance(layout, Layout):
+        return _moved_slots(value, layout)
+    assert isinstance(value, Ragged) and isinstance(layout, Size)  # the layouts are alike
+    return fill(value.values, [np.asarray(level.given) for level in value.levels], layout, False)
+
+
+def _moved_slots(value: Joined, layout: Layout) -> Joined:
     given, own = np.asarray(value.values), value.layout
     values = aligned_memory.empty((layout.room, *given.shape[1:]), given.dtype)
     read, written, varied, offsets = 0, 0, 0, []

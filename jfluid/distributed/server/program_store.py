@@ -10,6 +10,7 @@ import numpy as np
 
 from jfluid import errors
 from jfluid.compile.runtime.lru_cache import LruCache
+from jfluid.compile.runtime.size_history import SizeHistories
 from jfluid.distributed.programs.server_program import Update, updates_of
 from jfluid.distributed.server.block_rule import BlockRules, block_rule_of
 from jfluid.distributed.server.variables_block import Variables, packed, unpacked
@@ -126,6 +127,7 @@ class ProgramStore(Store):
         self.synchronous = listen.attr("distributed_mode") == SYNC
         self._program, self._scope = program, scope
         self._engine = Engine(engine.place, donate=False)  # trainers read the old values meanwhile
+        self._sizes = SizeHistories()  # gradients of a block have one shape, so snapshots hold no history
         self._compiled: dict[tuple[str, ...], tuple[Program, dict[str, str]]] = {}
         self._ways = LruCache[_Ways](_MOST_WAYS)
         self._row_updates: dict[str, RowUpdate] = {}
@@ -384,7 +386,7 @@ class ProgramStore(Store):
         return program
 
     def _run(self, program: Program, feed: Mapping[str, Array]) -> None:
-        self._engine.run(program, Owned(feed), [], self._scope, exact=True)
+        self._engine.run(program, Owned(feed), [], self._scope, sizes=self._sizes)
 
     # ---- tables ----
 

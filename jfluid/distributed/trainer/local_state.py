@@ -1,17 +1,20 @@
-"""State that only a trainer has: variables that no server holds, and run counts of programs.
+"""State that only a trainer has: variables that no server holds, run counts of programs, histories of padded sizes.
 
 Its program overwrites the variables. In a synchronous job that writes snapshots the state goes to server 0 with
 the gradients of each step. A trainer that is started again gets it back with the round that it goes on with, so
-that running statistics, metrics and random numbers are those of an undisturbed run. More than LARGEST bytes are
-not sent: they begin anew then, and the log says so beforehand.
+that running statistics, metrics, random numbers and padded sizes are those of an undisturbed run. More than
+LARGEST bytes are not sent: they begin anew then, and the log says so beforehand.
 """
 
+import functools
 import logging
+import weakref
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from jfluid import errors
+from jfluid.compile.runtime.size_history import SizeHistories, StepHistory
 from jfluid.distributed.programs.trainer_program import TrainerProgram
 from jfluid.ir.operator import Operator
 from jfluid.ir.program import Program
@@ -19,11 +22,14 @@ from jfluid.ir.types import ELEMENTS, VarType
 from jfluid.scope import Scope
 
 if TYPE_CHECKING:
+    from pydantic import TypeAdapter
+
     from jfluid.ps_server import ps_pb2 as pb
 
 LARGEST = 8 << 20  # bytes; they travel with every step
 _DTYPES = {str(dtype): dtype for dtype in ELEMENTS}
 _LOG = logging.getLogger(__name__)
+_SAID = weakref.WeakSet[Scope]()  # scopes with too large a state
 
 
 def names(program: TrainerProgram) -> list[str]:
@@ -45,11 +51,19 @@ def _operators(program: Program) -> list[Operator]:
     return [op for block in program.blocks for op in block.ops]
 
 
-def packed(program: TrainerProgram, scope: Scope, round: int) -> bytes:
+@functools.cache
+def _histories() -> "TypeAdapter[dict[str, StepHistory]]":
+    """Return the JSON form of histories of padded sizes."""
+    from pydantic import TypeAdapter
+
+    return TypeAdapter(dict[str, StepHistory])
+
+
+def packed(program: TrainerProgram, scope: Scope, round: int, sizes: SizeHistories) -> bytes:
     """Return a serialized TrainerState (ps.proto) after the step of `round`'s gradients; empty if too large."""
     from jfluid.ps_server import ps_pb2 as pb
 
-    state = pb.TrainerState(round=round, runs=scope.steps.as_dict())
+    state = pb.TrainerState(round=round, runs=scope.steps.as_dict(), sizes=_histories().dump_json(dict(sizes)))
     for name in names(program):
         found = scope.find_var(name)
         if found is None or not found.get_tensor()._is_initialized():
@@ -59,7 +73,8 @@ def packed(program: TrainerProgram, scope: Scope, round: int) -> bytes:
     data = state.SerializeToString()
     if len(data) <= LARGEST:
         return data
-    if round == 1:
+    if scope not in _SAID:
+        _SAID.add(scope)
         _LOG.warning(
             "%s: this trainer's local state has %d bytes, more than the %d that go into snapshots: it begins anew "
             "when the trainer is started again",
@@ -70,8 +85,8 @@ def packed(program: TrainerProgram, scope: Scope, round: int) -> bytes:
     return b""
 
 
-def install(state: "pb.TrainerState", scope: Scope) -> None:
-    """Restore the trainer's state into a scope.
+def install(state: "pb.TrainerState", scope: Scope, sizes: SizeHistories) -> None:
+    """Restore the trainer's state into a scope, and histories of padded sizes.
 
     Raises ServerError for a state that is damaged, or of another program.
     """
@@ -97,6 +112,15 @@ def install(state: "pb.TrainerState", scope: Scope) -> None:
         values.append((there, value))
     if any(count >= 2**62 for count in state.runs.values()):
         raise errors.ServerError("the state of this trainer at the servers is damaged: no program runs that often")
+    try:
+        histories = _histories().validate_json(state.sizes or b"{}")
+        for history in histories.values():
+            history.check()
+        sizes.recall(histories)
+    except (ValueError, errors.FeedError) as error:
+        raise errors.ServerError(
+            f"the state of this trainer at the servers is damaged: padded sizes: {error}"
+        ) from None
     for there, value in values:
         there.set(value.copy())
     scope.steps.update(state.runs)

@@ -104,7 +104,9 @@ class Direct(Strategy):
     ) -> dict[str, Array]:
         in_rounds = self.in_rounds(program)
         number = connection.rounds + 1 if in_rounds else 0
-        state = local_state.packed(program, scope, number) if in_rounds and connection.recovers else b""
+        state = (
+            local_state.packed(program, scope, number, connection.sizes) if in_rounds and connection.recovers else b""
+        )
 
         def exchange(rows: Mapping[str, Array] | None = None) -> "PullResult":
             pulled = send(connection, program, gradients, True, number, rows, state)

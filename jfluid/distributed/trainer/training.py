@@ -14,6 +14,7 @@ import numpy as np
 from jfluid import errors
 from jfluid.compile.runtime.device_feeds import FeedPlacer
 from jfluid.compile.runtime.feeds import named
+from jfluid.compile.runtime.size_history import SizeHistories
 from jfluid.distributed.programs.trainer_program import LookUp, TrainerProgram
 from jfluid.distributed.trainer import local_state, row_gradients
 from jfluid.distributed.trainer.early_step import EarlyStep, buffer_of
@@ -190,6 +191,7 @@ class Trainer(Runner):
         connection.laps.start()
         if program.trains:
             strategy.begin(connection, program, scope)
+            self._resume(connection, scope)
         asked = ahead.asked if ahead else self._ids(feeds, scope)
         late = {d.name for d in program.received} & set(fetches)
         touched = [n for n, _ in program.touched if n not in feeds[0]]
@@ -209,8 +211,6 @@ class Trainer(Runner):
         lap("feed", "compute")
         connection.settle()
         lap("exchange", "waiting")
-        if program.trains:
-            self._resume(connection, scope)
         parameters = self._parameters(scope) if program.trains and devices is None else {}
         prepared = early.finish(found, parameters)
         if prepared is None:
@@ -298,14 +298,16 @@ class Trainer(Runner):
         feed: Any = feeds[0] if step_input.divides else feeds
         if devices is not None:
             spread = devices.other(step_input.program, self.program.summed)
-            return self._engine.prepare(step_input.program, feed, names, spread)
+            return self._engine.prepare(step_input.program, feed, names, spread, sizes=self._sizes)
         given = Owned(feed) if step_input.owned else feed
-        return self._engine.prepare(step_input.program, given, names, exact=self._is_exact)
+        return self._engine.prepare(step_input.program, given, names, sizes=self._sizes)
 
     @property
-    def _is_exact(self) -> bool:
-        """True if batches keep exact shapes: a trainer that is started again repeats the bits of its rounds."""
-        return self.program.trains and (self._connected().strategy or DIRECT).in_rounds(self.program)
+    def _sizes(self) -> SizeHistories | None:
+        """Histories of padded sizes: a trainer that is started again repeats the bits of its rounds."""
+        connection = self._connected()
+        in_rounds = self.program.trains and (connection.strategy or DIRECT).in_rounds(self.program)
+        return connection.sizes if in_rounds else None
 
     @functools.cached_property
     def _only_sent(self) -> set[str]:
@@ -332,7 +334,7 @@ class Trainer(Runner):
     def _resume(self, connection: TrainerConnection, scope: Scope) -> None:
         """Restore the state that only this trainer has, before the first step after a restart."""
         if connection.resumed is not None:
-            local_state.install(connection.resumed, scope)
+            local_state.install(connection.resumed, scope, connection.sizes)
             if self.program.trains:
                 connection.resumed = None
 
@@ -393,7 +395,7 @@ class Trainer(Runner):
         program = self._asking[names]
         feed = self._with_rows(program, feed, scope)
         given = {n: v for n, v in feed.items() if n in program.global_block().vars}
-        found = self._engine.run(program, given, list(names), scope, exact=self._is_exact)
+        found = self._engine.run(program, given, list(names), scope, sizes=self._sizes)
         return [f.tensor() for f in found]
 
     def _with_rows(self, program: Program, feed: Feed, scope: Scope) -> Feed:

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from jfluid import flags
+from jfluid.compile.runtime.size_history import SizeHistories
 from jfluid.distributed.programs.trainer_program import TrainerProgram
 from jfluid.distributed.wire.pending_exchange import Exchange
 from jfluid.distributed.wire.settings import client_options, kept_bytes, writes_snapshots
@@ -117,6 +118,7 @@ class TrainerConnection:
         careful: all servers are to have a round's gradients before one of them applies it.
         resumed: what only this trainer had in an earlier life, to go on with; None for a trainer
             that begins.
+        sizes: histories of the padded sizes of steps in rounds.
         batches_to_skip: how many more batches of datasets were trained before this process was
             started again.
         strategy: how gradients go out and parameters come in; None for what the program's own
@@ -150,6 +152,7 @@ class TrainerConnection:
         self.careful = self.recovers and len(endpoints) > 1
         self.rounds = 0
         self.resumed: pb.TrainerState | None = None
+        self.sizes = SizeHistories()
         self.batches_to_skip = 0
         self.strategy: Strategy | None = None
         self.prefetch_depth = 1

@@ -95,7 +95,7 @@ class PartialProgramLayer:
         """
         if self._one_by_one:
             return self._replay(inputs)
-        made = [VarBase(None, unique_name.generate("declared")) for _ in self._outputs]
+        made = [VarBase(name=unique_name.generate("declared")) for _ in self._outputs]
         updated = [self.parameters[n] for n in self._updated]
         given = [*inputs, *self.parameters.values()]
         trains = tracer().records and not all(v.stop_gradient for v in given)
@@ -114,7 +114,7 @@ class PartialProgramLayer:
                     variable = op.block.find_var_recursive(name)
                     if name not in self.parameters:
                         stopped = variable is None or variable.stop_gradient
-                        env[name] = VarBase(None, unique_name.generate("declared"), stopped)
+                        env[name] = VarBase(name=unique_name.generate("declared"), stop_gradient=stopped)
                     made[slot].append(env[name])
             attrs = {n: v for n, v in op.attrs.items() if n in definition.attrs}
             tracer().call(op.type, given, made, attrs)

@@ -6,7 +6,7 @@ import pytest
 import jfluid as fluid
 from jfluid.compile.numpy_steps import beside
 from jfluid.compile.runtime import executables, library_fusions
-from jfluid.compile.runtime.padding import Size
+from jfluid.compile.runtime.padding import Size, fill, trimmed
 from jfluid.compile.runtime.slots import Joined, Layout
 from jfluid.compile.runtime.wider_slots import fit, layouts_of, roomy, widened
 from tests.kept_steps import calls_of, finish, folder
@@ -110,3 +110,69 @@ def test_layouts_fit_by_their_sizes():
     assert not fit((layout(10, 5),), (layout(10, 5, True),))
     assert all(fit(own, roomy([narrow, wide])) for own in (narrow, wide))
     assert roomy([narrow, (None,)]) is None
+
+
+# Paragraphs of sentences of words: lengths of the sentences, by paragraph.
+PARAGRAPHS = [
+    [random.randint(1, 9, random.randint(1, 7)).tolist() for _ in range(3)]
+    for random in map(np.random.RandomState, range(30))
+]
+
+
+def two_levels(interpreted=True):
+    """The losses of a program that pools words to sentences, and sentences to paragraphs."""
+    layers = fluid.layers
+    main, startup = fluid.Program(), fluid.Program()
+    with fluid.program_guard(main, startup), fluid.unique_name.guard():
+        main.random_seed = startup.random_seed = 5
+        words = fluid.data("words", [None, 1], "int64", lod_level=2)
+        x = layers.fc(layers.embedding(words, [50, 8]), 8, act="tanh")
+        best, _ = layers.topk(layers.sequence_pool(x, "average"), 2)
+        cost = layers.mean(layers.sequence_pool(best, "max"))
+        fluid.optimizer.SGD(0.1).minimize(cost)
+    random, found = np.random.RandomState(0), []
+    old = fluid.get_flags("FLAGS_interpret_first_steps")
+    fluid.set_flags({"FLAGS_interpret_first_steps": interpreted})
+    with fluid.scope_guard(fluid.Scope()):
+        executor = fluid.Executor(fluid.CPUPlace())
+        executor.run(startup)
+        for paragraphs in PARAGRAPHS:
+            sentences = [length for own in paragraphs for length in own]
+            lengths = [list(map(len, paragraphs)), sentences]
+            ids = random.randint(0, 50, (sum(sentences), 1))
+            feed = {"words": fluid.create_lod_tensor(ids, lengths, fluid.CPUPlace())}
+            loss, rows = executor.run(main, feed, [cost, x], return_numpy=False)
+            assert len(np.asarray(rows)) == len(ids) and rows.recursive_sequence_lengths() == lengths
+            found.append(float(np.ravel(loss)[0]))
+            finish()
+    fluid.set_flags(old)
+    return found
+
+
+def test_one_compilation_serves_sequences_of_two_levels(folder, work):
+    expected = two_levels(interpreted=False)
+    before = work.count("compiled")
+    work.clear()
+    np.testing.assert_allclose(two_levels(), expected, rtol=1e-4)
+    assert work.count("compiled") <= 4 < before
+    assert work.count("run") < len(PARAGRAPHS) / 2  # most steps run compiled
+    finish()
+    work.clear()
+    np.testing.assert_allclose(two_levels(), expected, rtol=1e-4)
+    assert "trace" not in work and "compiled" not in work and "run" not in work
+
+
+def test_two_levels_move_to_a_larger_size():
+    lod = [np.array([0, 1, 3], np.int32), np.array([0, 2, 5, 6], np.int32)]
+    rows = np.arange(6.0)[:, None]
+    value = fill(rows, lod, Size(8, (2, 4), (2, 4)), False)
+    (own,) = layouts_of(((), (value,), None)) or ()
+    assert own == Size(8, (2, 4), (2, 4))
+    wide = Size(10, (2, 8), (4, 4))
+    (_, (moved,), _) = widened(((), (value,), None), (wide,))
+    assert layouts_of(((), (moved,), None)) == (wide,)
+    assert trimmed(moved)._lod[1].tolist() == [0, 2, 5, 6] and np.array_equal(np.asarray(trimmed(moved)), rows)
+    assert fit((own,), (wide,)) and not fit((wide,), (own,))
+    assert not fit((Size(8, (2, 4), (2, 4)),), (Size(8, (2, 4), (3, 1)),))  # level by level
+    assert not fit((own,), (Size(10, (3, 8), (4, 4)),)) and not fit((own,), (None,))
+    assert fit((wide,), roomy([(own,), (wide,)]))

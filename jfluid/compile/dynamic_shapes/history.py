@@ -1,0 +1,101 @@
+"""History of a stream of shapes: what the choice of padded sizes follows from, as plain values.
+
+A process that is started again takes the history of its earlier life, and pads the next batches as the earlier life
+would have.
+"""
+
+import itertools
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from jfluid.compile.dynamic_shapes.dims import NoRule
+from jfluid.compile.dynamic_shapes.feed_symbols import FeedSymbols, Sampled, Shapes, ranges, symbols_of
+
+_MOST_SIZE = 1 << 40
+
+Batch = tuple[Shapes, ...]  # of the feeds of each replica
+Sizes = dict[str, int]  # by the names of symbols
+
+
+@dataclass(slots=True)
+class BucketsHistory:
+    """History of the choice of buckets.
+
+    Attributes:
+        known: sizes of the buckets.
+        came: fine sizes of the batches, with the number of batches.
+        wasted: work of padding, in steps.
+    """
+
+    known: list[Sizes] = field(default_factory=list)
+    came: list[tuple[Sizes, int]] = field(default_factory=list)
+    wasted: float = 0.0
+
+
+@dataclass(slots=True)
+class TracedHistory:
+    """History of a segment that is traced at samples.
+
+    Attributes:
+        observed: number of the stream's observed shapes from which the symbols follow.
+        range: number of the range of sizes (see `feed_symbols.ranges`).
+        buckets: history of the buckets.
+        witnesses: sizes of each bucket that has run, with the shapes of its first batch.
+    """
+
+    observed: int
+    range: int
+    buckets: BucketsHistory
+    witnesses: list[tuple[Sizes, Shapes]]
+
+    def samples(self, observed: list[Shapes]) -> tuple[FeedSymbols, Mapping[str, int], Mapping[str, int]]:
+        """Return the symbols of the segment, and the range of sizes in which the segment is traced."""
+        symbols = symbols_of(observed[: self.observed])
+        if symbols is None:
+            raise NoRule("too few shapes for symbols")
+        return symbols, *list(ranges(symbols))[self.range]
+
+
+@dataclass(slots=True)
+class StreamHistory:
+    """History of a stream of shapes.
+
+    Attributes:
+        observed: shapes of the batches from which symbols follow.
+        exact: shapes of the batches that run without padding.
+        traced: history of the traced segment; None without any.
+        traced_times: number of tries to trace the segment.
+        refused: reason for exact shapes; empty without any.
+        refused_times: number of tries in vain.
+        warned: True if the stream has warned of exact shapes.
+        pads: False once a feed was no dense array.
+    """
+
+    observed: list[Shapes]
+    exact: list[Batch]
+    traced: TracedHistory | None
+    traced_times: int
+    refused: str
+    refused_times: int
+    warned: bool
+    pads: bool
+
+    def check(self) -> None:
+        """Raise ValueError for values that no stream has."""
+        traced = self.traced
+        buckets = [] if traced is None else [*traced.buckets.known, *(sizes for sizes, _ in traced.buckets.came)]
+        shapes = [*self.observed, *itertools.chain(*self.exact), *(s for _, s in (traced.witnesses if traced else ()))]
+        sizes = [size for own in shapes for shape in own for size in shape] + [s for b in buckets for s in b.values()]
+        if not all(0 <= size < _MOST_SIZE for size in sizes):
+            raise ValueError("a size is negative or too large")
+        if len(set(map(len, shapes))) > 1:
+            raise ValueError("batches have different numbers of feeds")
+        if traced is not None:
+            try:
+                symbols = Sampled(*traced.samples(self.observed)).symbols
+            except (NoRule, IndexError) as error:
+                raise ValueError(f"the shapes do not have the symbols of a trace: {error}") from None
+            if not all(set(b) == set(symbols.names) for b in [*buckets, *(b for b, _ in traced.witnesses)]):
+                raise ValueError("a bucket has no size for a symbol, or too many sizes")
+            if any(symbols.sizes(own) is None for _, own in traced.witnesses):
+                raise ValueError("a batch contradicts the symbols of its bucket")
