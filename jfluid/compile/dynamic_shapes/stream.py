@@ -153,7 +153,7 @@ class ShapeStream:
     @property
     def is_refused(self) -> bool:
         """True if the latest attempt to run the segment at padded sizes failed."""
-        return self._refused is not None
+        return bool(self._refused)
 
     def __call__(self, donated: tuple[Any, ...], kept: tuple[Any, ...], key: Any) -> Any:
         found = self.padded(donated, kept, key)
