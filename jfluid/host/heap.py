@@ -72,20 +72,6 @@ def give_back() -> None:
         _want_huge_pages()  # the heap grows anew
 
 
-def place_of(size: int) -> int:
-    """Return the address that a block gets now; 0 with another C library, or where a user has set the allocator."""
-    if any(environment.text(name) for name in _VARIABLES):
-        return 0
-    block: int | None = 0
-    with contextlib.suppress(OSError, AttributeError):  # another C library
-        library = ctypes.CDLL("libc.so.6")
-        library.malloc.restype, library.malloc.argtypes = ctypes.c_void_p, [ctypes.c_size_t]
-        library.free.restype, library.free.argtypes = None, [ctypes.c_void_p]
-        block = library.malloc(size)
-        library.free(block)
-    return block or 0
-
-
 def set_apart() -> None:
     """Have a free block of 64 MB, which no step uses, serve what comes between steps.
 

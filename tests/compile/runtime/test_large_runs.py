@@ -1,7 +1,6 @@
 """Runs with large intermediate results: one block of memory serves all runs, however busy the machine is."""
 
 import threading
-import time
 from types import SimpleNamespace
 from weakref import ref
 
@@ -18,8 +17,7 @@ def given_back(monkeypatch):
     found = []
     monkeypatch.setattr(large_runs.heap, "give_back", lambda: found.append("give back"))
     monkeypatch.setattr(large_runs.heap, "set_apart", lambda: found.append("set apart"))
-    for name in ("_left", "_place", "_called"):
-        monkeypatch.setattr(LargeRun, name, 0)
+    monkeypatch.setattr(LargeRun, "_left", 0)
     return found
 
 
@@ -76,18 +74,6 @@ def test_a_block_that_the_heap_does_not_keep_comes_after_the_kept_block(given_ba
     kept("kept")
     mapped("mapped")
     assert given_back == ["mapped", "kept", "give back", "mapped"]
-
-
-def test_a_run_waits_until_the_block_of_the_run_before_is_free(given_back, monkeypatch):
-    places = [100, 900, 900, 100, 900]
-    monkeypatch.setattr(large_runs.heap, "place_of", lambda size: places.pop(0))
-    run = LargeRun(given_back.append, large_runs.LARGE)
-    run(1)
-    monkeypatch.setattr(LargeRun, "_called", time.perf_counter() - 3000)  # patient for a minute
-    run(2)
-    assert places == [900]
-    run(3)  # without patience: the block lies elsewhere from now on
-    assert not places and LargeRun._place == 900
 
 
 @pytest.mark.parametrize("temporary", [large_runs.LARGE - 1, large_runs.LARGE])
