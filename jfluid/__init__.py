@@ -41,7 +41,7 @@ if TYPE_CHECKING:
     from jfluid.feeding.reader import batch
     from jfluid.flags import get_flags, set_flags
     from jfluid.input import data, embedding, one_hot
-    from jfluid.installation import load_op_library, memory_optimize, release_memory, require_version
+    from jfluid.installation import memory_optimize, release_memory, require_version
     from jfluid.interop import to_jax
     from jfluid.io import load, load_program_state, save, set_program_state
     from jfluid.ir import backward, unique_name
@@ -57,6 +57,7 @@ if TYPE_CHECKING:
     from jfluid.ir.variable import Variable
     from jfluid.known_sizes import shape_buckets
     from jfluid.lod_tensor import LoDTensor, LoDTensorArray, Tensor, create_lod_tensor, create_random_int_lodtensor
+    from jfluid.ops.op_library import load_op_library
     from jfluid.parallel_executor import ParallelExecutor
     from jfluid.param_attr import ParamAttr, WeightNormParamAttr
     from jfluid.places import (

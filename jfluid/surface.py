@@ -73,12 +73,12 @@ ALIASES: dict[str, tuple[str, ...]] = {
     "layers.utils": ("compat.fluid.layers_utils",),
     "dygraph_utils": ("compat.fluid.dygraph_utils",),
     **{
-        f"dygraph.dygraph_to_static.{name}": ("compat.fluid.syntax_trees",)
+        f"dygraph.dygraph_to_static.{name}": ("dygraph.dygraph_to_static.syntax_trees",)
         for name in ("utils", "ifelse_transformer", "loop_transformer", "variable_trans_func")
     },
     "dygraph.dygraph_to_static.static_analysis": (
-        "compat.fluid.static_analysis",
-        "compat.fluid.syntax_trees",
+        "dygraph.dygraph_to_static.node_kinds",
+        "dygraph.dygraph_to_static.syntax_trees",
     ),
     "layers.layer_function_generator": ("compat.fluid.decorators",),
     "complex": ("layers.complex_numbers",),
@@ -170,7 +170,6 @@ _LAZY = {
         "flags": ("get_flags", "set_flags"),
         "input": ("data", "embedding", "one_hot"),
         "installation": (
-            "load_op_library",
             "memory_optimize",
             "release_memory",
             "require_version",
@@ -197,6 +196,7 @@ _LAZY = {
             "create_random_int_lodtensor",
         ),
         "parallel_executor": ("ParallelExecutor",),
+        "ops.op_library": ("load_op_library",),
         "param_attr": ("ParamAttr", "WeightNormParamAttr"),
         "places": (
             "CPUPlace",

@@ -16,7 +16,7 @@ from jfluid import environment
 # Numbers of <malloc.h>.
 _TRIM_THRESHOLD, _MMAP_THRESHOLD, _ARENA_MAX = -1, -3, -8
 _MESSAGE_BYTES = 4 << 20
-_STEP_BYTES = 1 << 30
+MOST_KEPT = 1 << 30  # bytes of the largest block that the heap keeps
 # Of the heap, so much is to be of huge pages: less than what makes the allocator give free memory back.
 _HEAP_BYTES = 3 << 28
 _HUGE_PAGE = 2 << 20
@@ -60,7 +60,7 @@ def keep_for_steps() -> None:
     small for such blocks. So this is for before JAX starts; later it does less, but no harm.
     """
     if not any(environment.text(name) for name in _VARIABLES):
-        _set({_MMAP_THRESHOLD: _STEP_BYTES, _TRIM_THRESHOLD: _STEP_BYTES, _ARENA_MAX: 1})
+        _set({_MMAP_THRESHOLD: MOST_KEPT, _TRIM_THRESHOLD: MOST_KEPT, _ARENA_MAX: 1})
         _want_huge_pages()
 
 
@@ -70,6 +70,20 @@ def give_back() -> None:
         ctypes.CDLL("libc.so.6").malloc_trim(0)
     if not any(environment.text(name) for name in _VARIABLES):
         _want_huge_pages()  # the heap grows anew
+
+
+def place_of(size: int) -> int:
+    """Return the address that a block gets now; 0 with another C library, or where a user has set the allocator."""
+    if any(environment.text(name) for name in _VARIABLES):
+        return 0
+    block: int | None = 0
+    with contextlib.suppress(OSError, AttributeError):  # another C library
+        library = ctypes.CDLL("libc.so.6")
+        library.malloc.restype, library.malloc.argtypes = ctypes.c_void_p, [ctypes.c_size_t]
+        library.free.restype, library.free.argtypes = None, [ctypes.c_void_p]
+        block = library.malloc(size)
+        library.free(block)
+    return block or 0
 
 
 def set_apart() -> None:

@@ -163,7 +163,7 @@ def test_what_the_translator_tells(tmp_path):
         assert [v.name for v in inputs] == ["feed_0"] and tuple(outputs[0].shape) == (4, 3)
         assert "conditional_block" in [op.type for op in main.global_block().ops]
         assert not startup.global_block().ops
-        assert "_jf.branch" in translator.get_code(function)
+        assert "fluid.layers.cond(" in translator.get_code(function)
         np.testing.assert_allclose(translator.get_output(lambda_free, X).numpy(), X + 1.0)
         translator.enable(False)
         assert net_seen == ["Variable"]

@@ -50,6 +50,23 @@ def test_another_c_library_is_left_alone(monkeypatch):
     monkeypatch.setattr(ctypes, "CDLL", lambda name: types.SimpleNamespace())
     heap.keep_for_messages()
     heap.give_back()
+    assert heap.place_of(1 << 20) == 0
+
+
+@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="the options are glibc's")
+def test_a_new_block_has_the_place_of_a_freed_block(monkeypatch):
+    for name in heap._VARIABLES:
+        monkeypatch.delenv(name, raising=False)
+    heap.keep_for_steps()
+    size = 48 << 20
+    place = heap.place_of(size)
+    block = np.empty(size, np.uint8)
+    assert place
+    assert heap.place_of(size) != place
+    del block
+    assert heap.place_of(size) == place
+    monkeypatch.setenv("MALLOC_ARENA_MAX", "1")
+    assert heap.place_of(size) == 0
 
 
 @pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="the options are glibc's")

@@ -243,6 +243,12 @@ def proposals():
     return {case[0]: short_values(of.run(fluid, case)) for case in of.CASES}
 
 
+@writes("converted_texts", indent=1)
+def converted_texts():
+    of = parity("converted_texts")
+    return {name: of.text(fluid, function) for name, function in of.FUNCTIONS.items()}
+
+
 @writes("proposal_levels", False)
 def proposal_levels():
     return {name: parity("proposal_levels").proposals(fluid, name == "padded") for name in ("distinct", "padded")}

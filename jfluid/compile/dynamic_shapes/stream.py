@@ -417,7 +417,7 @@ class ShapeStream:
     def _call(self, traced: Traced, bucket: Mapping[str, int], witness: Witness) -> Call:
         """Return the segment at the sizes of a bucket."""
         form = tuple(bucket.items())
-        witness = traced.witnesses.setdefault(form, witness)
+        witness = traced.witnesses.setdefault(form, traced.witness or witness)
 
         def made() -> Call:
             evaluate = self._evaluation(traced, bucket, witness)

@@ -157,10 +157,10 @@ for _name, _function in {
 
 
 def _searchsorted(called: Any) -> Callable[..., Any] | None:
-    """Return the binary search of a call of `jax.numpy.searchsorted` among integers, for which JAX has a slow loop."""
+    """Return NumPy's search for a call of `jax.numpy.searchsorted` among integers: the loop takes a millisecond."""
     jaxpr = called.jaxpr
     held = jaxpr.invars[0].aval if len(jaxpr.invars) == 2 else None
-    sides = {side for name, side in (("lt_to", "right"), ("le_to", "left")) if _has(jaxpr, name)}
+    sides: list[Any] = [side for name, side in (("lt_to", "right"), ("le_to", "left")) if _has(jaxpr, name)]
     if held is None or len(held.shape) != 1 or len(sides) != 1 or held.dtype.kind not in "iu" or jaxpr.constvars:
         return None
     (side,), (dtype,) = sides, [v.aval.dtype for v in jaxpr.outvars]

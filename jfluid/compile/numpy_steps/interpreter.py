@@ -233,8 +233,8 @@ class Listing:
                     places[at] = len(start)
                     start.append(value)
             for each in own:
-                moved = {"operands": [places[p] for p in each.operands], "results": [places[p] for p in each.results]}
-                operations.append(each._replace(**moved, last=[]))
+                made = [places[at] for at in each.results]
+                operations.append(_Operation(each.run, [places[at] for at in each.operands], made, each.several, []))
             same.update(zip(operation.results, [places[at] for at in results], strict=True))
         return start, operations, [same.get(at, at) for at in self._outputs]
 

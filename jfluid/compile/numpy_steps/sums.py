@@ -1,8 +1,9 @@
 """NumPy rules of reductions, sorts, products, convolutions and windows."""
 
+import functools
 import math
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -47,8 +48,8 @@ def highest(dtype: Any) -> Any:
 def _sum(x: Any, axes: tuple[int, ...]) -> Any:
     """Return a sum over axes. NumPy adds pairwise along the last axis only, and else loses digits of float32."""
     if x.dtype == np.float32 and x.ndim - 1 not in axes:
-        return np.sum(x, axes, dtype=np.float64).astype(np.float32)
-    return np.sum(x, axes, dtype=x.dtype)
+        return np.add.reduce(x, axes, np.float64).astype(np.float32)
+    return np.add.reduce(x, axes, x.dtype)
 
 
 _reduction("reduce_sum", _sum)
@@ -109,22 +110,39 @@ def _top_k(params: Params, x: Any) -> Any:
 # Products
 
 
+class _Dot(NamedTuple):
+    """Orders of dimensions and shapes of operands that make a product one of matrices, and the shape of the result."""
+
+    left: tuple[int, ...]
+    left_shape: tuple[int, ...]
+    right: tuple[int, ...]
+    right_shape: tuple[int, ...]
+    shape: tuple[int, ...]
+
+
+@functools.lru_cache(maxsize=4096)
+def _as_matrices(numbers: Any, x: tuple[int, ...], y: tuple[int, ...]) -> _Dot:
+    ((into_x, into_y), (batch_x, batch_y)) = numbers
+    free_x = [i for i in range(len(x)) if i not in into_x and i not in batch_x]
+    free_y = [i for i in range(len(y)) if i not in into_y and i not in batch_y]
+    batch = [x[i] for i in batch_x]
+    depth = math.prod(x[i] for i in into_x)
+    rows, columns = [x[i] for i in free_x], [y[i] for i in free_y]
+    return _Dot(
+        (*batch_x, *free_x, *into_x),
+        (*batch, math.prod(rows), depth),
+        (*batch_y, *into_y, *free_y),
+        (*batch, depth, math.prod(columns)),
+        (*batch, *rows, *columns),
+    )
+
+
 @rule("dot_general")
 def _dot(params: Params, x: Any, y: Any) -> Any:
-    ((into_x, into_y), (batch_x, batch_y)) = params["dimension_numbers"]
-    free_x = [i for i in range(x.ndim) if i not in into_x and i not in batch_x]
-    free_y = [i for i in range(y.ndim) if i not in into_y and i not in batch_y]
-    batch = [x.shape[i] for i in batch_x]
-    depth = math.prod(x.shape[i] for i in into_x)
-    rows, columns = [x.shape[i] for i in free_x], [y.shape[i] for i in free_y]
-    left = np.transpose(x, [*batch_x, *free_x, *into_x])
-    right = np.transpose(y, [*batch_y, *into_y, *free_y])
-    goal = params["results"][0].dtype
-    found = np.matmul(
-        left.reshape(*batch, math.prod(rows), depth).astype(goal, copy=False),
-        right.reshape(*batch, depth, math.prod(columns)).astype(goal, copy=False),
-    )
-    return np.reshape(found, (*batch, *rows, *columns))
+    goal, plan = params["results"][0].dtype, _as_matrices(params["dimension_numbers"], x.shape, y.shape)
+    left = x.transpose(plan.left).reshape(plan.left_shape).astype(goal, copy=False)
+    right = y.transpose(plan.right).reshape(plan.right_shape).astype(goal, copy=False)
+    return np.matmul(left, right).reshape(plan.shape)
 
 
 @rule("conv_general_dilated")

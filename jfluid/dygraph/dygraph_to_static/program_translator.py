@@ -393,9 +393,11 @@ class ProgramTranslator:
         return found.main_program, found.startup_program, found.inputs, found.outputs
 
     def get_code(self, dygraph_func: Callable[..., Any]) -> str:
-        """Return the source of the rewritten function.
+        """Return the text of Fluid's conversion of a function.
 
-        `_jf` in the source is `jfluid.dygraph.dygraph_to_static.runtime`. Errors are as for `get_output`.
+        jfluid runs a different conversion. Where Fluid's text is no Python or computes a different result, the text is
+        that of jfluid's conversion: `_jf` is `jfluid.dygraph.dygraph_to_static.runtime`. Errors are as for
+        `get_output`.
         """
         function = _checked(dygraph_func, "get_code")
         return source.code_text(getattr(function, "__func__", function))

@@ -14,6 +14,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from jfluid import errors
+from jfluid.dygraph.dygraph_to_static import fluid_text
 from jfluid.dygraph.dygraph_to_static.rewriting import RUNTIME, rewrite
 
 _FUTURE = 0x1FF0000  # flags of code by `from __future__ import`
@@ -39,8 +40,9 @@ def converted(function: types.FunctionType, runtime: types.ModuleType) -> types.
 
 
 def code_text(function: types.FunctionType) -> str:
-    """Return the source that `converted` compiles."""
-    return ast.unparse(_rewritten(function)) + "\n"
+    """Return Fluid's text of a function; where that is wrong, the source that `converted` compiles."""
+    found = fluid_text.text(_definition(function))
+    return ast.unparse(_rewritten(function)) + "\n" if found is None else found
 
 
 def _rewritten(function: types.FunctionType) -> ast.FunctionDef:

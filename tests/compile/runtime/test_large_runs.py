@@ -1,6 +1,7 @@
 """Runs with large intermediate results: one block of memory serves all runs, however busy the machine is."""
 
 import threading
+import time
 from types import SimpleNamespace
 from weakref import ref
 
@@ -17,6 +18,8 @@ def given_back(monkeypatch):
     found = []
     monkeypatch.setattr(large_runs.heap, "give_back", lambda: found.append("give back"))
     monkeypatch.setattr(large_runs.heap, "set_apart", lambda: found.append("set apart"))
+    for name in ("_left", "_place", "_called"):
+        monkeypatch.setattr(LargeRun, name, 0)
     return found
 
 
@@ -33,7 +36,7 @@ class Made:
 
 def test_a_run_begins_when_the_run_that_made_its_arguments_has_ended(given_back):
     made, began = Made(), threading.Event()
-    called = threading.Thread(target=LargeRun(lambda *given: began.set()), args=((made,),))
+    called = threading.Thread(target=LargeRun(lambda *given: began.set(), large_runs.LARGE), args=((made,),))
     called.start()
     assert not began.wait(0.1)
     made.done.set()
@@ -42,10 +45,49 @@ def test_a_run_begins_when_the_run_that_made_its_arguments_has_ended(given_back)
 
 
 def test_the_first_run_gives_free_memory_back(given_back):
-    run = LargeRun(lambda x: given_back.append(x))
+    run = LargeRun(lambda x: given_back.append(x), large_runs.LARGE)
     run(1)
     run(2)
     assert given_back == ["give back", "set apart", 1, 2]
+
+
+def test_a_larger_run_gives_the_smaller_block_back(given_back):
+    small, large = (LargeRun(given_back.append, times * large_runs.LARGE) for times in (1, 2))
+    small("small")
+    large("large")
+    del given_back[:]
+    for _ in range(2):
+        small("small")
+        large("large")
+    assert given_back == ["small", "large"] * 2
+    LargeRun.give_back()
+    small("small")
+    large("large")
+    assert given_back[4:] == ["give back", "small", "give back", "large"]
+
+
+def test_a_block_that_the_heap_does_not_keep_comes_after_the_kept_block(given_back):
+    kept = LargeRun(given_back.append, large_runs.LARGE)
+    mapped = LargeRun(given_back.append, large_runs.heap.MOST_KEPT + 1)
+    kept("kept")
+    mapped("mapped")
+    del given_back[:]
+    mapped("mapped")
+    kept("kept")
+    mapped("mapped")
+    assert given_back == ["mapped", "kept", "give back", "mapped"]
+
+
+def test_a_run_waits_until_the_block_of_the_run_before_is_free(given_back, monkeypatch):
+    places = [100, 900, 900, 100, 900]
+    monkeypatch.setattr(large_runs.heap, "place_of", lambda size: places.pop(0))
+    run = LargeRun(given_back.append, large_runs.LARGE)
+    run(1)
+    monkeypatch.setattr(LargeRun, "_called", time.perf_counter() - 3000)  # patient for a minute
+    run(2)
+    assert places == [900]
+    run(3)  # without patience: the block lies elsewhere from now on
+    assert not places and LargeRun._place == 900
 
 
 @pytest.mark.parametrize("temporary", [large_runs.LARGE - 1, large_runs.LARGE])

@@ -6,6 +6,7 @@ their classes.
 
 import ast
 import linecache
+import sys
 import types
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -13,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from jfluid import dygraph, errors, layers
+from jfluid import errors, layers
 from jfluid.ir.program import default_main_program
 from jfluid.ir.types import VarType
 from jfluid.ir.variable import Variable
@@ -126,6 +127,8 @@ class _Names:
                 self._all([*node.args, *node.keywords])
             case "Attribute" if called:
                 pass
+            case "Return":
+                pass
             case "Assign":
                 self._all([node.value, *node.targets])
             case "If" if self._end is not None:
@@ -195,8 +198,10 @@ def to_static_variable(x: Any) -> Any:
 
 def called_function(node: Any) -> Any:
     """Return the function that a call names by the usual imports of Fluid or NumPy, or None."""
+    fluid = sys.modules["jfluid"]  # an import would be a circle
+    dygraph = fluid.dygraph
     known: dict[str, Any] = {
-        "fluid": types.SimpleNamespace(layers=layers, dygraph=dygraph),
+        "fluid": fluid,
         "layers": layers,
         "dygraph": dygraph,
         "to_variable": dygraph.to_variable,

@@ -4,7 +4,7 @@ from collections.abc import Iterable
 from enum import IntEnum
 from typing import Any, Optional
 
-from jfluid.compat.fluid.syntax_trees import called_function, children, index_in_list, kind
+from jfluid.dygraph.dygraph_to_static.syntax_trees import called_function, children, index_in_list, kind
 from jfluid.errors import ProgramError
 
 __all__ = ["AstNodeWrapper", "AstVarEnv", "AstVarScope", "NodeVarType", "StaticAnalysisVisitor"]
