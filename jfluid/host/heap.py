@@ -7,9 +7,11 @@ fault for every 4 KB. Fluid's own allocator keeps memory, too.
 
 import contextlib
 import ctypes
+import functools
 import os
 import sys
 from pathlib import Path
+from typing import Any
 
 from jfluid import environment
 
@@ -22,6 +24,8 @@ _HEAP_BYTES = 3 << 28
 _HUGE_PAGE = 2 << 20
 _APART_BYTES, _FENCE_BYTES = 64 << 20, 1 << 12
 _HUGE_PAGES = 14  # MADV_HUGEPAGE of <sys/mman.h>
+_USED = 7  # the field `uordblks` of `mallinfo2`
+_SAMPLES = 32  # pages of a block that `holds_free` looks at
 # With one of these a user has chosen, and the choice stays.
 _VARIABLES = (
     "GLIBC_TUNABLES",
@@ -30,8 +34,15 @@ _VARIABLES = (
     "MALLOC_MMAP_THRESHOLD_",
     "MALLOC_TRIM_THRESHOLD_",
 )
+_settings: dict[int, int] = {}  # the allocator's options, by their numbers
 # The container's limit, by version 2 and 1 of Linux's control groups.
 _LIMITS = ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes")
+
+
+class _Info(ctypes.Structure):
+    """Result of `mallinfo2`."""
+
+    _fields_ = (("numbers", ctypes.c_size_t * 10),)
 
 
 def memory_bytes() -> int:
@@ -72,6 +83,33 @@ def give_back() -> None:
         _want_huge_pages()  # the heap grows anew
 
 
+def keeps_blocks() -> bool:
+    """Return True if the heap keeps blocks of up to `MOST_KEPT` bytes: it is glibc's, with the settings of steps."""
+    return _settings.get(_MMAP_THRESHOLD) == MOST_KEPT
+
+
+def used_bytes() -> int:
+    """Return the bytes of the heap that are in use; 0 if the C library does not tell."""
+    with contextlib.suppress(OSError, AttributeError):  # another C library
+        return int(_allocator().mallinfo2().numbers[_USED])
+    return 0
+
+
+def holds_free(size: int) -> bool:
+    """Return True if the heap would serve a block from resident memory; False if the block would be new memory."""
+    library, page = _allocator(), os.sysconf("SC_PAGE_SIZE")
+    block = library.malloc(size)
+    library.free(block)  # at once: another thread may take what lies behind the block
+    if not block:
+        return False
+    first, pages = -(-block // page), size // page - 1
+    state, resident = ctypes.create_string_buffer(1), 0
+    for i in range(_SAMPLES):
+        address = (first + i * pages // _SAMPLES) * page
+        resident += library.mincore(address, page, state) == 0 and state.raw[0] & 1
+    return resident > _SAMPLES // 2
+
+
 def set_apart() -> None:
     """Have a free block of 64 MB, which no step uses, serve what comes between steps.
 
@@ -83,10 +121,7 @@ def set_apart() -> None:
     if _addresses_are_limited():
         return
     with contextlib.suppress(OSError, AttributeError):  # another C library
-        library = ctypes.CDLL("libc.so.6")
-        library.malloc.restype, library.malloc.argtypes = ctypes.c_void_p, [ctypes.c_size_t]
-        library.realloc.restype, library.realloc.argtypes = ctypes.c_void_p, [ctypes.c_void_p, ctypes.c_size_t]
-        library.free.restype, library.free.argtypes = None, [ctypes.c_void_p]
+        library = _allocator()
         # Both at the end of the heap: blocks that shrink stay where they are.
         apart = library.realloc(library.malloc(_HEAP_BYTES), _APART_BYTES)
         library.realloc(library.malloc(_HEAP_BYTES - _APART_BYTES), _FENCE_BYTES)  # kept: the block joins no other
@@ -101,16 +136,28 @@ def _want_huge_pages() -> None:
     if not sys.platform.startswith("linux") or _addresses_are_limited():
         return
     with contextlib.suppress(OSError, AttributeError):  # another C library
-        library = ctypes.CDLL("libc.so.6")
-        library.malloc.restype, library.malloc.argtypes = ctypes.c_void_p, [ctypes.c_size_t]
-        library.free.restype, library.free.argtypes = None, [ctypes.c_void_p]
-        library.madvise.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
+        library = _allocator()
         block = library.malloc(_HEAP_BYTES)
         if block:
             start = -(-block // _HUGE_PAGE) * _HUGE_PAGE
             pages = (block + _HEAP_BYTES - start) // _HUGE_PAGE
             library.madvise(start, pages * _HUGE_PAGE, _HUGE_PAGES)
             library.free(block)
+
+
+@functools.cache
+def _allocator() -> Any:
+    """Return the C library with the types of its functions for memory."""
+    library = ctypes.CDLL("libc.so.6")
+    address, size = ctypes.c_void_p, ctypes.c_size_t
+    library.malloc.restype, library.malloc.argtypes = address, [size]
+    library.realloc.restype, library.realloc.argtypes = address, [address, size]
+    library.free.restype, library.free.argtypes = None, [address]
+    library.madvise.argtypes = [address, size, ctypes.c_int]
+    library.mincore.argtypes = [address, size, ctypes.c_char_p]
+    with contextlib.suppress(AttributeError):  # before glibc 2.33
+        library.mallinfo2.restype = _Info
+    return library
 
 
 def _addresses_are_limited() -> bool:
@@ -125,3 +172,4 @@ def _set(options: dict[int, int]) -> None:
         mallopt = ctypes.CDLL("libc.so.6").mallopt
         for option, value in options.items():
             mallopt(option, value)
+            _settings[option] = value

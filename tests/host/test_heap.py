@@ -164,3 +164,36 @@ def test_what_comes_between_steps_leaves_their_block_whole(apart):
     script = APART.format(apart=apart)
     found = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
     assert found.stdout == f"{not apart}\n"
+
+
+FREE = """
+import ctypes
+from jfluid.host import heap
+
+library = ctypes.CDLL("libc.so.6")
+library.malloc.restype, library.malloc.argtypes = ctypes.c_void_p, [ctypes.c_size_t]
+library.memset.argtypes = [ctypes.c_void_p, ctypes.c_int, ctypes.c_size_t]
+library.free.argtypes = [ctypes.c_void_p]
+size = 300 << 20
+print(heap.keeps_blocks())
+heap.keep_for_steps()
+print(heap.keeps_blocks())
+before = heap.used_bytes()
+block = library.malloc(size)
+library.malloc(64)  # between the block and the end of the heap
+library.memset(block, 1, size)
+print(heap.used_bytes() - before >= size, heap.holds_free(size))
+library.free(block)
+print(heap.used_bytes() - before < size, heap.holds_free(size), heap.holds_free(size + (1 << 20)))
+heap.give_back()
+print(heap.holds_free(size))
+"""
+
+
+@pytest.mark.process
+@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="it is glibc's heap")
+def test_the_heap_tells_whether_a_block_would_be_new_memory(monkeypatch):
+    for name in heap._VARIABLES:
+        monkeypatch.delenv(name, raising=False)
+    found = subprocess.run([sys.executable, "-c", FREE], capture_output=True, text=True, check=True)
+    assert found.stdout.split() == ["False", "True", "True", "False", "True", "True", "False", "False"]

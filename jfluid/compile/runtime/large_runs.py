@@ -1,11 +1,15 @@
-"""Runs of executables with large intermediate results, one after another.
+"""Runs of executables with large intermediate results: one block of the heap serves all runs.
 
-XLA takes the memory of intermediate results when a run is called, though the run before it may still hold as much. Both
-blocks would stay in the heap: a program of 800 MB of intermediate results would keep 1.6 GB.
+XLA takes the memory of intermediate results anew in each run. A second block would stay in the heap: a program of
+800 MB of intermediate results would keep 1.6 GB. There are two causes of a second block:
+
+- XLA takes the memory of a run though the run before it has not freed as much yet.
+- glibc aligns the block. It takes some bytes more, cuts them off, and keeps them for small values. The block that is
+  free after the run is therefore too small for the next run.
 """
 
 import contextlib
-import os
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -14,7 +18,8 @@ import jax
 from jfluid.host import heap
 
 LARGE = 64 << 20
-_YIELDS = 4  # a thread of XLA frees the memory shortly after the results are there
+_ALIGNING_BYTES = 112  # what glibc takes beyond a block to align it to 64 bytes
+_WAIT, _PAUSE = 0.25, 0.0005  # seconds
 
 
 class LargeRun:
@@ -26,6 +31,7 @@ class LargeRun:
     """
 
     _left = 0  # bytes of the largest block that runs leave in the heap
+    _last = (0, 0)  # bytes that were in use before the last run, and bytes of the intermediate results of the last run
 
     @classmethod
     def give_back(cls) -> None:
@@ -41,15 +47,25 @@ class LargeRun:
         """Return the results of the executable."""
         with contextlib.suppress(RuntimeError):  # the run before failed: the executable tells it
             jax.block_until_ready(arguments)
-        if hasattr(os, "sched_yield"):
-            for _ in range(_YIELDS):
-                os.sched_yield()
-        if self._is_first or self._size > LargeRun._left > 0:
-            heap.give_back()  # blocks of other executables may be too small, and would stay beside a new block
+        if self._is_first or not self._finds_block():
+            heap.give_back()  # free blocks may be too small, and would stay beside a new block
             LargeRun._left = 0
         if self._is_first:
             heap.set_apart()
             self._is_first = False
         if self._size < heap.MOST_KEPT:
             LargeRun._left = max(LargeRun._left, self._size)
+        LargeRun._last = heap.used_bytes(), self._size
         return self._run(*arguments)
+
+    def _finds_block(self) -> bool:
+        """Return True if the run needs no memory beside what runs have left; wait until they have left it."""
+        if self._size > LargeRun._left:
+            return LargeRun._left == 0
+        if not heap.keeps_blocks():
+            return True
+        used, taken = LargeRun._last
+        end = time.monotonic() + _WAIT
+        while heap.used_bytes() > used + taken // 2 and time.monotonic() < end:
+            time.sleep(_PAUSE)
+        return heap.holds_free(self._size + _ALIGNING_BYTES)

@@ -1,5 +1,8 @@
 """Runs with large intermediate results: one block of memory serves all runs, however busy the machine is."""
 
+import platform
+import subprocess
+import sys
 import threading
 from types import SimpleNamespace
 from weakref import ref
@@ -17,7 +20,9 @@ def given_back(monkeypatch):
     found = []
     monkeypatch.setattr(large_runs.heap, "give_back", lambda: found.append("give back"))
     monkeypatch.setattr(large_runs.heap, "set_apart", lambda: found.append("set apart"))
+    monkeypatch.setattr(large_runs.heap, "keeps_blocks", lambda: False)
     monkeypatch.setattr(LargeRun, "_left", 0)
+    monkeypatch.setattr(LargeRun, "_last", (0, 0))
     return found
 
 
@@ -84,3 +89,78 @@ def test_only_executables_with_large_intermediate_results_wait(temporary):
     run.memory_analysis = lambda: SimpleNamespace(temp_size_in_bytes=temporary)
     owner = executables.Executables(lambda: None)
     assert isinstance(Executable(run, (), ref(owner)).run, LargeRun) == (temporary >= large_runs.LARGE)
+
+
+def test_a_run_waits_until_the_block_of_the_run_before_is_free(given_back, monkeypatch):
+    used = iter([100, 100, 100 + large_runs.LARGE, 100 + large_runs.LARGE, 150, 150])
+    asked = []
+    monkeypatch.setattr(large_runs.heap, "keeps_blocks", lambda: True)
+    monkeypatch.setattr(large_runs.heap, "used_bytes", lambda: next(used))
+    monkeypatch.setattr(large_runs.heap, "holds_free", lambda size: not asked.append(size))
+    monkeypatch.setattr(large_runs, "_WAIT", 60)
+    other, run = (LargeRun(given_back.append, large_runs.LARGE) for _ in range(2))
+    other("first")
+    run("first")
+    run("second")
+    assert next(used, None) is None
+    assert asked == [large_runs.LARGE + large_runs._ALIGNING_BYTES]
+    assert given_back == ["give back", "set apart", "first"] * 2 + ["second"]
+
+
+def test_the_wait_for_a_block_ends_and_is_no_less_the_next_time(given_back, monkeypatch):
+    used = iter([0, 1 << 40, 1 << 40, 0, 1 << 40, 1 << 40, 0])
+    monkeypatch.setattr(large_runs.heap, "keeps_blocks", lambda: True)
+    monkeypatch.setattr(large_runs.heap, "used_bytes", lambda: next(used))
+    monkeypatch.setattr(large_runs.heap, "holds_free", lambda size: False)
+    monkeypatch.setattr(large_runs, "_WAIT", 0)
+    run = LargeRun(given_back.append, large_runs.LARGE)
+    for i in range(3):
+        run(i)
+    assert given_back == ["give back", "set apart", 0, "give back", 1, "give back", 2]
+
+
+# Runs that take an aligned block, as XLA does, and leave small values behind.
+RUNS = """
+import ctypes, threading
+from jfluid.compile.runtime.large_runs import LargeRun
+from jfluid.host import heap
+
+heap.keep_for_steps()
+library = ctypes.CDLL("libc.so.6")
+library.malloc.restype, library.malloc.argtypes = ctypes.c_void_p, [ctypes.c_size_t]
+library.aligned_alloc.restype, library.aligned_alloc.argtypes = ctypes.c_void_p, [ctypes.c_size_t] * 2
+library.memset.argtypes = [ctypes.c_void_p, ctypes.c_int, ctypes.c_size_t]
+library.free.argtypes = [ctypes.c_void_p]
+size = 300 << 20
+
+
+def run(late):
+    block = library.aligned_alloc(64, size)
+    for _ in range(2000):
+        for small in (24, 40, 56, 72, 88):
+            library.malloc(small)
+    library.memset(block, 1, size)
+    threading.Timer(late, library.free, (block,)).start() if late else library.free(block)
+
+
+def peak():
+    return int(open("/proc/self/status").read().split("VmHWM:")[1].split()[0]) << 10
+
+
+before = peak()
+large = LargeRun(run, size)
+for step in range(8):
+    large({late})
+print((peak() - before) / size)
+"""
+
+
+@pytest.mark.process
+@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="it is glibc's heap")
+@pytest.mark.parametrize("late", [0, 0.02], ids=["the block is cut", "the block is freed late"])
+def test_all_runs_take_one_block(late, monkeypatch):
+    for name in large_runs.heap._VARIABLES:
+        monkeypatch.delenv(name, raising=False)
+    script = RUNS.replace("{late}", str(late))
+    found = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    assert 0.9 < float(found.stdout) < 1.3
