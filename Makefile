@@ -28,7 +28,7 @@ test: $(VENV)/.test
 times: $(VENV)/.test
 	JFLUID_RENEW=1 $(MAKE) test
 
-# While you write: without the tests that start processes and those that take more than 1 s of processor time.
+# While you write: without the tests that start processes and those that take more than 0.25 s of processor time.
 quick: $(VENV)/.test
 	$(MAKE) test PYTEST_ARGS='-m "not process and not slow" $(PYTEST_ARGS)'
 

@@ -22,7 +22,7 @@ import numpy as np
 
 sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
 import fluid_models
-import neighbours
+import noisy_neighbours
 
 ANCHORS = [10, 14, 23, 27, 37, 58, 81, 82, 135, 169, 344, 319]
 
@@ -171,7 +171,7 @@ def compare(fluid, model, rounds):
     for _ in range(rounds):
         for key, worker in workers.items():
             take = functools.partial(worker.steps, 3)
-            times[key].append(neighbours.here().undisturbed(take))
+            times[key].append(noisy_neighbours.here().undisturbed(take))
     for worker in workers.values():
         worker.close()
     ms = {k: statistics.median(v) for k, v in times.items()}

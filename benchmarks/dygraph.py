@@ -24,7 +24,7 @@ import numpy as np
 
 sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
 import fluid_models
-import neighbours
+import noisy_neighbours
 
 CHAIN = 200  # operators
 ROUND = 400  # milliseconds of a round of ours, which has five steps at least
@@ -200,7 +200,7 @@ def rounds_of(workers, rounds):
     for _ in range(rounds):
         for key, worker in workers.items():
             take = functools.partial(worker.steps, steps)
-            found[key].append(neighbours.here().undisturbed(take))
+            found[key].append(noisy_neighbours.here().undisturbed(take))
     for worker in workers.values():
         worker.close()
     return {key: np.array(rows) for key, rows in found.items()}

@@ -18,7 +18,7 @@ import time
 os.environ.setdefault("CPU_NUM", "2")
 
 import jax
-import neighbours
+import noisy_neighbours
 import numpy as np
 
 import jfluid as fluid
@@ -154,7 +154,7 @@ def measure(kind, steps, rounds):
         for turn in range(rounds):
             for name, work in (("run", run), ("call", calls))[:: 1 if turn % 2 else -1]:
                 take = functools.partial(_turn, work, steps)
-                mine, clock = neighbours.here().undisturbed(take)
+                mine, clock = noisy_neighbours.here().undisturbed(take)
                 found[name].append(mine)
                 found[name + "_clock"].append(clock)
     beyond = sorted(a - b for a, b in zip(found["run"], found["call"]))

@@ -25,7 +25,7 @@ import time
 
 import jax
 import jax.numpy as jnp
-import neighbours
+import noisy_neighbours
 import numpy as np
 import thunks
 import turns
@@ -227,7 +227,7 @@ def _parts(ways, rounds):
         clock, mine = {}, {}
         for name, work in ways.items():
             take = functools.partial(turn, work)
-            clock[name], mine[name] = neighbours.here().undisturbed(take)
+            clock[name], mine[name] = noisy_neighbours.here().undisturbed(take)
         host = mine["run"] - mine["call"]
         each["ms"].append(clock["run"])
         each["compute_ms"].append(clock["compute"])

@@ -5,9 +5,9 @@ jfluid. They read the batches of fluid_models.
 import fluid_models
 import numpy as np
 import paddle
+from fakes import batches_without_an_engine, joined_slots, padded_words
 from paddle import nn
 from paddle.nn import functional
-from stand_ins import batches_without_an_engine, joined_slots, padded_words
 
 
 class Mlp(nn.Layer):

@@ -32,7 +32,7 @@ import tempfile
 import time
 import urllib.request
 
-import neighbours
+import noisy_neighbours
 import numpy as np
 
 SLOTS, BATCH, VOCABULARY, WIDTH, FEEDS = 26, 512, 1000001, 10, 16
@@ -333,9 +333,9 @@ def in_turn(jobs, rounds, steps, machine=None):
     that does not answer is ended and left out.
 
     Args:
-        machine: says whether something slows it (see `neighbours.py`).
+        machine: says whether something slows it (see `noisy_neighbours.py`).
     """
-    found, machine = {name: [] for name in jobs}, machine or neighbours.here()
+    found, machine = {name: [] for name in jobs}, machine or noisy_neighbours.here()
 
     def train(name, count):
         if name not in found:

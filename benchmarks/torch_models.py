@@ -4,7 +4,7 @@ jfluid. They read the batches of fluid_models.
 
 import fluid_models
 import torch
-from stand_ins import batches_without_an_engine, joined_slots, padded_words
+from fakes import batches_without_an_engine, joined_slots, padded_words
 from torch import nn
 from torch.nn import functional
 from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence

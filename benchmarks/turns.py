@@ -22,7 +22,7 @@ import sys
 import time
 
 sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
-import neighbours
+import noisy_neighbours
 
 FEEDS = 8  # different batches, again and again
 # Engines with models of their own; those of others are made by Fluid's interface.
@@ -96,13 +96,13 @@ def in_turn(workers, rounds, milliseconds=400, machine=None):
 
     Args:
         workers: by name. Those that fail are left out.
-        machine: says whether something slows it (see `neighbours.py`).
+        machine: says whether something slows it (see `noisy_neighbours.py`).
 
     Returns by name {"ms": median of the rounds, "low", "high": the quickest and the slowest round,
     "cpu_ms": processor time a step, "rounds": ms of each, "peak_mb": resident at most, "model_mb":
     of it, what the engine did not have before it built the model}.
     """
-    machine, counts = machine or neighbours.here(), {}
+    machine, counts = machine or noisy_neighbours.here(), {}
     for name, worker in workers.items():
         first = worker.ask(FEEDS)  # compiles
         if first is not None:

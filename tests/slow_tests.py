@@ -1,4 +1,5 @@
-"""Which tests are slow: those of `slow_tests.txt`, which took more than a second of processor time.
+"""Which tests are slow: those of `slow_tests.txt`, which took more than a quarter of a second of processor
+time.
 
 Each of them gets the mark `slow`, so that `make quick` leaves it out. Each test reports the processor time
 that it took, and `renewed_tables.py` writes the list.

@@ -38,9 +38,9 @@ def tables(tmp_path, monkeypatch):
 def test_a_run_renews_the_entries_of_its_files(tables, exit_code):
     plugin, old = renewed_tables.Plugin(CONFIG), tables()
     reported(plugin, "test_launch.py::TestRuns::test_a", 3.2, 0.1, process=True)
-    reported(plugin, "test_launch.py::test_b", 4.1, 1.001)
+    reported(plugin, "test_launch.py::test_b", 4.1, 0.251)
     reported(plugin, "test_conv.py::test_c[a-1]", 5.4, 1.2)
-    reported(plugin, "test_codec.py::test_a", 1.0, 1.0)
+    reported(plugin, "test_codec.py::test_a", 1.0, 0.25)
     plugin.pytest_sessionfinish(exit_code)
     waiting, computing = {"test_stays.py": 8, "test_launch.py": 7}, {"test_conv.py": 5}
     slow = ["test_conv.py::test_c[a-1]", "test_launch.py::test_b", "test_stays.py::test_c"]

@@ -19,7 +19,7 @@ from types import MappingProxyType
 from rich.console import Console
 from rich.table import Table
 
-from jfluid.check_device import devices, goldens, jobs, operators, speed, structure, together
+from jfluid.check_device import collectives, devices, goldens, jobs, operators, speed, structure
 from jfluid.check_device.devices import Devices
 from jfluid.check_device.report import Clock, Report, Row
 from jfluid.install_check import machine
@@ -33,7 +33,7 @@ SECTIONS: Mapping[str, tuple[Section, float, float]] = MappingProxyType(
         structure.SECTION: (structure.check, 0.35, 0.25),
         goldens.SECTION: (goldens.check, 0.48, 0.65),
         goldens.EAGER: (goldens.check_eager, 0.56, 0.75),
-        together.SECTION: (together.check, 0.64, 0.8),
+        collectives.SECTION: (collectives.check, 0.64, 0.8),
         jobs.SERVERS: (jobs.check, 0.77, 0.9),
         speed.SECTION: (speed.check, 1.0, 1.0),
     }

@@ -14,6 +14,7 @@ from jfluid.compile import control, scalars, table_gradients, update_dependencie
 from jfluid.compile.expansion import Expansion
 from jfluid.compile.plan import live_ops, op_uid, twin_uid
 from jfluid.compile.runtime import memory
+from jfluid.compile.update_dependencies import Awaited
 from jfluid.ir.block import Block, reads_of
 from jfluid.ir.operator import Operator
 from jfluid.ir.types import VarType
@@ -81,7 +82,7 @@ class Lowering:
         self.refusals: Mapping[int, tuple[int, list[refusals.Rule]]] = {}
         self.expansion = Expansion()
         self.until: tuple[Path, str] | None = None  # raise Reached there, with a variable's value
-        self.awaited: Mapping[int, list[str]] = {}  # gradients that updates wait for (see `update_dependencies`)
+        self.awaited: Mapping[int, Awaited] = {}  # values that updates wait for
         # places of gradients of tables that are rows (`table_gradients`)
         self.of_rows: Set[int] = frozenset()
         # name scope of an operator in the trace
@@ -133,7 +134,7 @@ class Lowering:
         return jnp.stack([rule.row(inputs, attrs) for rule in rules])
 
     def _for_update(self, at: int, op: Operator, env: dict[str, Any]) -> dict[str, Any]:
-        """Return the environment for an operator. An update waits for gradients computed from its parameter."""
+        """Return the environment for an operator. An update waits for what is computed from its parameter."""
         rates = op.inputs.get(update_dependencies.RATE, ())
         if at not in self.awaited and self.shared_rates.isdisjoint(rates):
             return env
@@ -143,9 +144,7 @@ class Lowering:
             if self._parts.get(name, (None,))[0] is not rate:
                 self._parts[name] = rate, scalars.part(rate)
             rate = self._parts[name][1]
-        # A copy of a vector costs less than kernels that compute the awaited gradients again.
-        waits = jnp.ndim(env[op.input("Param")[0]]) > 1
-        values = [env[n] for n in self.awaited.get(at, ()) if n in env and waits]
+        values = self.awaited.get(at, Awaited()).values(env[op.input("Param")[0]], env)
         return env | {name: update_dependencies.after(rate, values)}
 
     def _draw(self) -> None:

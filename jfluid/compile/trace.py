@@ -126,12 +126,12 @@ def part(
     key: Any,
     watch: list[Watched] | None,
     known: Known,
-    awaited: Mapping[int, list[str]],
+    awaited: Mapping[int, update_dependencies.Awaited],
 ) -> None:
     """Trace a part of the operators that `laid_out` traces; add their outputs to `env`.
 
     Args:
-        awaited: the gradients that an update waits for, by its place in `items`; see `update_dependencies.awaited`.
+        awaited: the values that an update waits for, by its place in `items`; see `update_dependencies.awaited`.
             Other arguments are those of `lower`.
     """
     lowering = Lowering(items, key, watch, known)

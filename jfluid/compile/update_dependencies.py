@@ -1,30 +1,49 @@
 """Data dependencies of updates: a parameter is updated after all its readers, so that XLA updates it in place.
 
 A gradient operator reads a parameter for the gradient of its input, and the parameter's update does not wait for that
-gradient. XLA does not know which comes first, and copies each parameter in each step. Here the learning rate of the
-update depends on that gradient.
+gradient. Nor does the update of a table wait for the look-up where the loss is linear in the rows. XLA does not know
+which comes first, and copies each parameter in each step. Here the learning rate of the update depends on these values.
 """
 
-from collections.abc import Iterable
-from typing import Any
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import Array
 
 from jfluid.compile.plan import Item
 from jfluid.ir.variable import EMPTY_NAME
 from jfluid.ops import dependency
 from jfluid.ops.gradients import GRAD
+from jfluid.ops.ragged import rows_of
 
 RATE = "LearningRate"
 # Gradients that an update waits for: for hundreds, as where all steps of an unrolled network share a
 # parameter, XLA takes longer to compile than all else; there the parameter is copied.
 MOST = 16
+# The update of a table waits for rows that were looked up if these have at most a fourth of its elements: a copy of the
+# table costs more than to hold the rows.
+_ROWS = 4
 
 
-def awaited(items: Iterable[Item], of_filters: bool = False) -> dict[int, list[str]]:
-    """Return the gradients computed from the parameter of each update, by the update's place.
+class Awaited(NamedTuple):
+    """Names of the values that an update waits for: gradients, and rows that were looked up in the parameter."""
+
+    gradients: Sequence[str] = ()
+    rows: Sequence[str] = ()
+
+    def values(self, parameter: Any, env: Mapping[str, Any]) -> list[Any]:
+        """Return the values in `env` that the update of a parameter waits for."""
+        # A copy of a vector costs less than kernels that compute the awaited gradients again.
+        gradients = [env[n] for n in self.gradients if n in env and np.ndim(parameter) > 1]
+        rows = [env[n] for n in self.rows if n in env]
+        return gradients + [v for v in rows if _ROWS * np.size(rows_of(v)) <= np.size(parameter)]
+
+
+def awaited(items: Iterable[Item], of_filters: bool = False) -> dict[int, Awaited]:
+    """Return the values computed from the parameter of each update, by the update's place.
 
     The gradients are those of other variables.
 
@@ -32,8 +51,9 @@ def awaited(items: Iterable[Item], of_filters: bool = False) -> dict[int, list[s
         of_filters: only gradients of convolutions, which are arrays in any case. XLA:GPU copies few other
             parameters, and a gradient with a second reader does not become part of a kernel.
     """
-    found: dict[int, list[str]] = {}
-    beside: dict[str, list[str]] = {}  # parameter -> the gradients found so far
+    found: dict[int, Awaited] = {}
+    gradients: dict[str, list[str]] = {}  # of each parameter's readers so far
+    rows: dict[str, list[str]] = {}
     for at, (_, op, definition) in enumerate(items):
         if definition.forward is not None:
             if of_filters and not definition.forward.convolves:
@@ -45,11 +65,15 @@ def awaited(items: Iterable[Item], of_filters: bool = False) -> dict[int, list[s
                 if grad != EMPTY_NAME
             ]
             for read in op.input_arg_names:
-                beside.setdefault(read, []).extend(grad for name, grad in pairs if name != read)
+                gradients.setdefault(read, []).extend(grad for name, grad in pairs if name != read)
         elif "Param" in op.inputs and len(op.inputs.get(RATE, ())) == 1:
-            names = beside.get(op.input("Param")[0])
-            if names and len(names) <= MOST:
-                found[at] = names
+            name = op.input("Param")[0]
+            lists = [given.get(name, ()) for given in (gradients, rows)]
+            one = Awaited(*[names if len(names) <= MOST else () for names in lists])
+            if any(one):
+                found[at] = one
+        elif not of_filters and "W" in op.inputs and "Ids" in op.inputs:
+            rows.setdefault(op.input("W")[0], []).extend(op.output("Out"))
     return found
 
 

@@ -17,7 +17,7 @@ from jfluid.ir import schema
 from jfluid.ir.operator import Operator
 from jfluid.ir.program import Program
 from jfluid.ir.types import VarType
-from jfluid.ops import ragged_dispatch, registry, static_values
+from jfluid.ops import gradients, ragged_dispatch, registry, static_values
 from jfluid.ops.definition import OpDef
 
 # Name and number of variables of each slot.
@@ -112,6 +112,8 @@ class Call:
         """
 
         def inferred() -> Any:
+            if (known := self._gradients(avals)) is not None:
+                return known
             try:
                 return shape_formulas.outputs(self.number, avals, self.infer)
             except static_values.Unknown:
@@ -152,6 +154,25 @@ class Call:
             return self.with_attrs({**self.named, "scale": 1.0})
         sizes = [end - at for at, end in zip(self.attrs["starts"], self.attrs["ends"])]
         return self.with_attrs({**self.named, "starts": [0] * len(sizes), "ends": sizes})
+
+    def _gradients(self, avals: Sequence[Aval | None]) -> Any:
+        """Return the outputs of a gradient that `jax.vjp` derives, which are like the inputs; None for other calls."""
+        forward = self.definition.forward
+        if forward is None or self.definition.fn is None or not gradients.is_derived(self.definition):
+            return None
+        if self.constants or forward.carries or not all(a is None or a.plain for a in avals):
+            return None
+        it = iter(avals)
+        given = {s.name: [next(it) for _ in range(abs(n))] for s, n in zip(self.definition.ins, self.layout)}
+        seeds = [a for s in forward.outs for a in given[s.name + gradients.GRAD]]
+        if not any(seeds) or not all(s.optional or any(given[s.name]) for s in forward.ins):
+            return None
+        found = []
+        for slot, wanted in zip(self.definition.outs, self.wanted):
+            own = given[slot.name.removesuffix(gradients.GRAD)]
+            kinds = [a if a is not None and gradients.differentiable(a) else None for a in own]
+            found.append(_chosen(kinds if slot.many else kinds[0], wanted, slot.many))
+        return tuple(found)
 
     @functools.cached_property
     def _sum_of_two(self) -> "Call":

@@ -381,11 +381,11 @@ class Reroller:
 
     def _joined(self, op: Op, row: RowCall) -> tuple[Stretch, ...]:
         """Return the elements that a call joins as stretches, of a sum in any order; empty for a list without a row."""
-        own = [op.inputs[i] for i in row.places]
-        if len({op.forms[i] for i in row.places}) > 1 or None in own:
+        own = [s for i in row.places if (s := op.inputs[i]) is not None]
+        if len({op.forms[i] for i in row.places}) > 1 or len(own) < len(row.places):
             return ()
         if row.type == "sum":
-            own = sorted([s for s in own if s is not None], key=self._rank)
+            own.sort(key=self._rank)
         stacks = len(self.outline.stacks)
         found = self._stretches(own)
         if all(stretch[0] == "one" for stretch in found):

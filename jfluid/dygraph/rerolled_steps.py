@@ -424,7 +424,7 @@ class _Run:
         self._sums.update({("loop", number, q): v for q, v in zip(sums, totals)})
 
 
-def _element(row: Any, place: Any) -> Array:
+def _element(row: Any, place: Any) -> Any:
     if isinstance(place, int):
         return lax.index_in_dim(row, place, 0, keepdims=False)
     return lax.dynamic_index_in_dim(row, place, 0, keepdims=False, allow_negative_indices=False)

@@ -1,5 +1,6 @@
 """A saved model that is loaded to be run, exported or served."""
 
+import math
 import os
 import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -18,6 +19,8 @@ from jfluid.ops import registry
 from jfluid.places import CPUPlace, CUDAPlace
 from jfluid.scope import Scope, scope_guard
 from jfluid.transpiler.parameter_server import remote_look_ups
+
+_MOST_SAMPLE = 1 << 30  # bytes of a random feed
 
 
 class LoadedModel:
@@ -112,11 +115,27 @@ class LoadedModel:
         var = self.scope.find_var(name)
         return None if var is None else np.array(var.get_tensor())
 
+    def sample_bytes(self, batch: int, longest: int = 3) -> int:
+        """Return the most bytes that `sample` returns for the same arguments."""
+        return sum(
+            math.prod(_largest_shape(var, batch, longest)) * np.dtype(var.np_dtype).itemsize for var in self.feeds
+        )
+
+    def check_sizes(self, batch: int, longest: int = 3) -> None:
+        """Raise OutOfMemoryError if a feed of `batch` rows takes more than 1 GiB: a file can declare any shape."""
+        if (size := self.sample_bytes(batch, longest)) > _MOST_SAMPLE:
+            shapes = ", ".join(f"{var.name} {list(var.shape)}" for var in self.feeds)
+            raise errors.OutOfMemoryError(
+                f"the model declares feeds of {size} bytes for a batch of {batch}, expected at most {_MOST_SAMPLE}: "
+                f"{shapes}; save the model with smaller shapes"
+            )
+
     def sample(self, batch: int, seed: int = 0, longest: int = 3) -> dict[str, Value]:
         """Return a random feed of `batch` rows or sequences; ids are 0 or 1, which every table has.
 
-        `longest` bounds the lengths of sequences.
+        `longest` bounds the lengths of sequences. Raises OutOfMemoryError for feeds of more than 1 GiB.
         """
+        self.check_sizes(batch, longest)
         random = np.random.default_rng(seed)
         return {var.name: _drawn(var, batch, random, longest) for var in self.feeds}
 
@@ -174,6 +193,11 @@ def _heights(ops: Sequence[Operator], feeds: Sequence[str], variables: Mapping[s
         through = set().union(*(sources.get(name, set()) for name in same))
         sources.update(dict.fromkeys(into, through))
     return found
+
+
+def _largest_shape(var: Variable, batch: int, longest: int) -> list[int]:
+    rows = batch * longest**var.lod_level
+    return [rows if i == 0 and size < 0 else batch if size < 0 else size for i, size in enumerate(var.shape)]
 
 
 def _drawn(var: Variable, batch: int, random: np.random.Generator, longest: int) -> Value:

@@ -36,10 +36,11 @@ def exported(
     sequences is two results of these forms.
 
     Raises UnsupportedError for sequences without `longest`, operators of the host, random numbers, and where an
-    operator needs to know a size that is not fixed.
+    operator needs to know a size that is not fixed; OutOfMemoryError for feeds of more than 1 GiB.
     """
     check_exportable(model, "export")
     check_levels(model, longest)
+    model.check_sizes(batch or 1, longest or 1)
     with jax.enable_x64(True):
         apply, params = to_jax(model.program, model.feeds, model.fetches, model.scope)
 

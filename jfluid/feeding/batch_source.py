@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from jfluid import errors
-from jfluid.feeding.data_feeder import Feed, Slot, feed_of_samples
+from jfluid.feeding.data_feeder import Feed, FeedSpec, feed_of_samples
 from jfluid.feeding.prefetch import Prefetch
 from jfluid.feeding.reader import Reader, batch
 from jfluid.feeding.worker import Worker
@@ -29,7 +29,7 @@ class BatchSource:
     Raises FeedError when `capacity` is not a positive whole number.
     """
 
-    def __init__(self, slots: Sequence[Slot], capacity: int | None, use_multiprocess: bool = False):
+    def __init__(self, slots: Sequence[FeedSpec], capacity: int | None, use_multiprocess: bool = False):
         if isinstance(capacity, bool) or not isinstance(capacity, int) or capacity < 1:
             raise errors.FeedError(
                 f"capacity: expected how many batches to read ahead, a positive whole number, found {capacity!r}"
@@ -144,7 +144,7 @@ def _feed_by_position(arrays: Any) -> Feed:
     }
 
 
-def _feed_of_arrays(slots: Sequence[Slot], arrays: Any) -> Feed:
+def _feed_of_arrays(slots: Sequence[FeedSpec], arrays: Any) -> Feed:
     if not isinstance(arrays, list | tuple) or len(arrays) != len(slots):
         found = f"{len(arrays)} values" if isinstance(arrays, list | tuple) else f"a {type(arrays).__name__}"
         raise errors.FeedError(
@@ -160,7 +160,7 @@ def _owned(value: Any, dtype: Any = None) -> np.ndarray:
     return array if isinstance(value, list | tuple) else aligned_memory.copied(array)
 
 
-def _tensor(slot: Slot, value: Any) -> LoDTensor:
+def _tensor(slot: FeedSpec, value: Any) -> LoDTensor:
     """Return a copy of the value: the reader may reuse its array."""
     lod: list[np.ndarray] = []
     if isinstance(value, LoDTensor):

@@ -19,7 +19,7 @@ Feed = dict[str, LoDTensor]
 
 
 @dataclass(frozen=True)
-class Slot:
+class FeedSpec:
     """The requirements of a fed variable. Unlike a Variable it does not keep the program alive.
 
     Attributes:
@@ -33,7 +33,7 @@ class Slot:
     lod_level: int = 0
 
     @classmethod
-    def of(cls, variable: Variable) -> "Slot":
+    def of(cls, variable: Variable) -> "FeedSpec":
         return cls(variable.name, tuple(variable.shape), variable.np_dtype, variable.lod_level)
 
 
@@ -56,7 +56,7 @@ class DataFeeder:
         for variable in variables:
             if not isinstance(variable, Variable):
                 raise TypeError(f"feed_list must hold Variables or their names, found {variable!r}")
-        self._slots = [Slot.of(variable) for variable in variables]
+        self._slots = [FeedSpec.of(variable) for variable in variables]
         self._place = place
 
     def feed(self, iterable: Iterable[Sequence[Any]]) -> Feed:
@@ -121,7 +121,7 @@ class DataFeeder:
         return len(cpu_places() if isinstance(self._place, CPUPlace) else cuda_places())
 
 
-def feed_of_samples(slots: Sequence[Slot], batch: Iterable[Sequence[Any]]) -> Feed:
+def feed_of_samples(slots: Sequence[FeedSpec], batch: Iterable[Sequence[Any]]) -> Feed:
     """Return the feed of a list of samples, each with a field for every slot; see `DataFeeder.feed`."""
     samples = list(batch)
     for number, sample in enumerate(samples):
@@ -133,7 +133,7 @@ def feed_of_samples(slots: Sequence[Slot], batch: Iterable[Sequence[Any]]) -> Fe
     return {slot.name: _tensor(slot, [sample[field] for sample in samples]) for field, slot in enumerate(slots)}
 
 
-def _tensor(slot: Slot, fields: list[Any]) -> LoDTensor:
+def _tensor(slot: FeedSpec, fields: list[Any]) -> LoDTensor:
     lod: list[np.ndarray] = []
     for level in range(slot.lod_level):
         flat = next((field for field in fields if not hasattr(field, "__len__")), None)

@@ -11,7 +11,7 @@ from jfluid import errors
 from jfluid.compile.runtime import device_feeds
 from jfluid.compile.runtime.device_feeds import FeedPlacer
 from jfluid.feeding.batch_source import BatchSource
-from jfluid.feeding.data_feeder import Feed, Slot
+from jfluid.feeding.data_feeder import Feed, FeedSpec
 from jfluid.feeding.indexed import BatchSampler, Dataset, batches_in_order, default_collate_fn
 from jfluid.feeding.prefetch import ClosableQueue, Prefetch
 from jfluid.feeding.reader import batch
@@ -100,7 +100,7 @@ class DataLoader:
         self.collate_fn, self.num_workers = collate_fn, num_workers
         self.use_buffer_reader, self.use_shared_memory = use_buffer_reader, use_shared_memory
         self.timeout, self.worker_init_fn = timeout, worker_init_fn
-        self._slots = [Slot.of(v) for v in variables]
+        self._slots = [FeedSpec.of(v) for v in variables]
         self._placer = FeedPlacer()
 
     def __len__(self) -> int:
@@ -203,7 +203,7 @@ class GeneratorLoader:
         variables = _variables(feed_list)
         if not variables:
             raise errors.FeedError("feed_list: expected the variables to feed, found none")
-        self._source = BatchSource([Slot.of(v) for v in variables], capacity, use_multiprocess)
+        self._source = BatchSource([FeedSpec.of(v) for v in variables], capacity, use_multiprocess)
         self._iterable, self._return_list, self._drop_last = iterable, return_list, drop_last
         self._double_buffer = use_double_buffer
         self._places: list[Place] = []

@@ -16,7 +16,7 @@ from jfluid import environment
 # Numbers of <malloc.h>.
 _TRIM_THRESHOLD, _MMAP_THRESHOLD, _ARENA_MAX = -1, -3, -8
 _MESSAGE_BYTES = 4 << 20
-_STEP_BYTES = 1 << 30
+MOST_KEPT = 1 << 30  # bytes of the largest block that the heap keeps
 # Of the heap, so much is to be of huge pages: less than what makes the allocator give free memory back.
 _HEAP_BYTES = 3 << 28
 _HUGE_PAGE = 2 << 20
@@ -60,7 +60,7 @@ def keep_for_steps() -> None:
     small for such blocks. So this is for before JAX starts; later it does less, but no harm.
     """
     if not any(environment.text(name) for name in _VARIABLES):
-        _set({_MMAP_THRESHOLD: _STEP_BYTES, _TRIM_THRESHOLD: _STEP_BYTES, _ARENA_MAX: 1})
+        _set({_MMAP_THRESHOLD: MOST_KEPT, _TRIM_THRESHOLD: MOST_KEPT, _ARENA_MAX: 1})
         _want_huge_pages()
 
 

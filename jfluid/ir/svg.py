@@ -36,7 +36,7 @@ class _Node:
         return _LINE * (1 + len(self.lines)) + 8
 
 
-class Block(Protocol):
+class DrawnBlock(Protocol):
     """A block of a program, as far as drawings need it."""
 
     ops: list[Any]
@@ -44,7 +44,7 @@ class Block(Protocol):
     def find_var_recursive(self, name: str) -> Any: ...
 
 
-def block_to_svg(block: Block, most: int | None = None) -> str:
+def block_to_svg(block: DrawnBlock, most: int | None = None) -> str:
     """Return the block as an SVG document.
 
     Operators stand with the parameters that they read and the shapes that they write; fed variables have boxes of
@@ -78,7 +78,7 @@ class _Part:
     find_var_recursive: Callable[[str], Any]
 
 
-def variable_to_svg(block: Block, name: str, most: int | None = None) -> str:
+def variable_to_svg(block: DrawnBlock, name: str, most: int | None = None) -> str:
     """Return the operators of the block from which a variable is computed as an SVG document."""
     kept: list[Any] = []
     wanted = {name}
@@ -89,7 +89,7 @@ def variable_to_svg(block: Block, name: str, most: int | None = None) -> str:
     return block_to_svg(_Part(kept, block.find_var_recursive), most)
 
 
-def _nodes(block: Block, most: int | None) -> list[_Node]:
+def _nodes(block: DrawnBlock, most: int | None) -> list[_Node]:
     """Return the boxes with their neighbours above and below."""
     made: dict[str, _Node] = {}  # the box that gives each variable now
     nodes: list[_Node] = []
@@ -117,7 +117,7 @@ def _nodes(block: Block, most: int | None) -> list[_Node]:
     return nodes
 
 
-def _shape(block: Block, name: str) -> str:
+def _shape(block: DrawnBlock, name: str) -> str:
     var = block.find_var_recursive(name)
     return "" if var is None or var._shape is None else str(list(var._shape))
 

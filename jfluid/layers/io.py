@@ -5,7 +5,7 @@ from typing import Any
 
 from jfluid import errors
 from jfluid.feeding.batch_source import BatchSource
-from jfluid.feeding.data_feeder import Slot
+from jfluid.feeding.data_feeder import FeedSpec
 from jfluid.feeding.reader_ops import ReaderSession, ReaderVariable, append_read, create_reader, double_buffered
 from jfluid.ir.program import default_main_program, default_startup_program
 from jfluid.ir.types import VarType, np_dtype
@@ -120,7 +120,7 @@ def py_reader(
             f"{len(shapes)}, {len(dtypes)} and {len(levels)}"
         )
     slots = [
-        Slot(f"{name or 'py_reader'}[{i}]", tuple(int(d) for d in shape), np_dtype(dtype), level)
+        FeedSpec(f"{name or 'py_reader'}[{i}]", tuple(int(d) for d in shape), np_dtype(dtype), level)
         for i, (shape, dtype, level) in enumerate(zip(shapes, dtypes, levels))
     ]
     return _reader(slots, [False] * len(slots), capacity, name, use_double_buffer)
@@ -139,11 +139,13 @@ def create_py_reader_by_data(
     if not feed_list:
         raise errors.FeedError("feed_list: expected the variables to read, found none")
     return _reader(
-        [Slot.of(v) for v in feed_list], [v.need_check_feed for v in feed_list], capacity, name, use_double_buffer
+        [FeedSpec.of(v) for v in feed_list], [v.need_check_feed for v in feed_list], capacity, name, use_double_buffer
     )
 
 
-def _reader(slots: list[Slot], checks: list[bool], capacity: int, name: str | None, buffered: bool) -> ReaderVariable:
+def _reader(
+    slots: list[FeedSpec], checks: list[bool], capacity: int, name: str | None, buffered: bool
+) -> ReaderVariable:
     """Create a reader in the startup program and declare it in the main program, as in Fluid."""
     session = ReaderSession(BatchSource(slots, capacity), False)
     made = create_reader(session, checks, default_startup_program().current_block(), name)

@@ -63,6 +63,11 @@ def gradient(forward: OpDef) -> OpDef:
     )
 
 
+def is_derived(definition: OpDef) -> bool:
+    """Return True if `gradient` has made a definition."""
+    return getattr(definition.fn, "__module__", "") == __name__
+
+
 def differentiable(value: Any) -> bool:
     """Return True if a gradient can flow into the array."""
     return value is not None and jnp.issubdtype(value.dtype, jnp.inexact)

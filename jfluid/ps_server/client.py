@@ -19,7 +19,7 @@ from jfluid import errors
 from jfluid.ps_server import kernels, specs, validation, wire
 from jfluid.ps_server import ps_pb2 as pb
 from jfluid.ps_server.connection import credentials_of
-from jfluid.ps_server.directory import Block, Directory, RowRange
+from jfluid.ps_server.directory import BlockOwner, Directory, RowRange
 from jfluid.ps_server.errors import TooLargeError
 from jfluid.ps_server.server_connections import ServerConnections
 from jfluid.ps_server.sharded_pull import PulledRows, PullResult, RowRequest, ShardedPull, checked_ids
@@ -185,7 +185,7 @@ class Client:
         Args:
             there: the name of the block at the server, if that differs.
         """
-        self._directory.blocks[name] = Block(server, there or name, tuple(shape))
+        self._directory.blocks[name] = BlockOwner(server, there or name, tuple(shape))
 
     def forget_block(self, name: str) -> None:
         """Forget the owner and the value of a block."""

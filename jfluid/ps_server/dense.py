@@ -16,7 +16,7 @@ from jfluid.ps_server.update_rule import Rule, rule_of
 Array = np.ndarray[Any, Any]
 
 
-class Block(Protocol):
+class ServedBlock(Protocol):
     """The interface of dense blocks to trainers.
 
     `DenseBlock` implements it; a server program may have its own kind.
@@ -34,7 +34,7 @@ class Block(Protocol):
     def assign(self, value: Array) -> int: ...
 
 
-class SavedBlock(Block, Protocol):
+class SavedBlock(ServedBlock, Protocol):
     """A block that snapshots store."""
 
     def state(self) -> dict[str, Any]: ...

@@ -28,7 +28,7 @@ class RowRange:
 
 
 @dataclass
-class Block:
+class BlockOwner:
     """The owner of a block, its name there, and the value that this client has."""
 
     server: int
@@ -64,7 +64,7 @@ class Directory:
         self._servers, self._ask = servers, widths
         self._widths: dict[str, int] = {}
         self._stretches: dict[str, tuple[list[RowRange], Array]] = {}  # with the end of each range
-        self.blocks: dict[str, Block] = {}
+        self.blocks: dict[str, BlockOwner] = {}
         self.lock = threading.Lock()
 
     def place_table(self, name: str, width: int, ranges: Sequence[RowRange] = ()) -> None:
@@ -89,7 +89,7 @@ class Directory:
             )
         return self._widths[table]
 
-    def block(self, name: str) -> Block:
+    def block(self, name: str) -> BlockOwner:
         """Return the owner of a block. Raises ServerError when it is unknown."""
         if name not in self.blocks:
             raise errors.ServerError(f"there is no block {name!r}{errors.close_to(name, self.blocks)}; create it first")

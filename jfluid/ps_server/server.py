@@ -114,6 +114,8 @@ class Server:
         self._grpc.add_generic_rpc_handlers((self.service.handlers(),))
         self.port = self._listen()
         self._ended = threading.Event()
+        if settings.end_with_trainers:
+            self.trainer_group.on_finished = self._end
         self._watch = threading.Thread(target=self._watch_trainers, name="jfluid-ps-watch", daemon=True)
         self._record = ServerRecord(self.service.metrics.registry)
         self._metrics_server: MetricsServer | None = None
@@ -158,12 +160,15 @@ class Server:
         while not self._ended.wait(min(self.settings.silence_s / 4, 1.0)):
             self.trainer_group.look_for_silence()
             self._record.look()
-            if self.settings.end_with_trainers and self.trainer_group.finished:
-                logger.info("all trainers have left")
-                self._ended.set()
+            if self.settings.end_with_trainers and self.trainer_group.finished:  # a trainer's last answer was lost
+                self._end()
             if self.settings.end_with_trainers and self.trainer_group.failed:
                 logger.error("the job has failed: %s", self.trainer_group.failed)
                 self._ended.set()
+
+    def _end(self) -> None:
+        logger.info("all trainers have left")
+        self._ended.set()
 
     def wait(self, timeout_s: float | None = None) -> bool:
         """Wait for the end of the job (with `end_with_trainers`) or for `stop`; False when the time is up.

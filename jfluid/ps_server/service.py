@@ -18,7 +18,7 @@ from jfluid import errors, record
 from jfluid.ps_server import ps_pb2 as pb
 from jfluid.ps_server import snapshot, specs, validation, wire
 from jfluid.ps_server.cancellation import Alive, always, held
-from jfluid.ps_server.dense import Block
+from jfluid.ps_server.dense import ServedBlock
 from jfluid.ps_server.errors import (
     JobFailedError,
     NotReadyError,
@@ -58,7 +58,7 @@ class _CheckedPull(NamedTuple):
 
     call: Call | None
     wanted: list[Wanted]
-    blocks: list[Block]
+    blocks: list[ServedBlock]
 
 
 class Service:

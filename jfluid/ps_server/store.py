@@ -13,7 +13,7 @@ from jfluid import errors
 from jfluid.errors import close_to
 from jfluid.ps_server import cancellation, specs, validation
 from jfluid.ps_server.capacity import Cap, Size
-from jfluid.ps_server.dense import Block, DenseBlock, SavedBlock
+from jfluid.ps_server.dense import DenseBlock, SavedBlock, ServedBlock
 from jfluid.ps_server.errors import UnknownNameError
 from jfluid.ps_server.ledger import Call, Ledger
 from jfluid.ps_server.manifest import PiecePart
@@ -183,7 +183,7 @@ class Store:
         self.tables[name] = table
         self.layout += 1
 
-    def create_block(self, spec: specs.BlockSpec) -> Block:
+    def create_block(self, spec: specs.BlockSpec) -> ServedBlock:
         """Return the block of a spec, created unless it exists.
 
         Raises ServerError when the name is taken by something else, TooLargeError when the server's bounds
@@ -243,7 +243,7 @@ class Store:
             raise UnknownNameError(f"there is no table {name[:512]!r}{close_to(name, self.tables)}; create it first")
         return self.tables[name]
 
-    def block(self, name: str) -> Block:
+    def block(self, name: str) -> ServedBlock:
         """Return a block. Raises UnknownNameError for an unknown name."""
         return self.saved_block(name)
 
@@ -271,7 +271,7 @@ class Store:
         """Return the blocks of the variables of `pieces`."""
         return []
 
-    def read(self, blocks: Sequence[Block], trainer: int | None = None) -> list[tuple[Array, int]]:
+    def read(self, blocks: Sequence[ServedBlock], trainer: int | None = None) -> list[tuple[Array, int]]:
         """Return (value, version) of each of these blocks, for a trainer."""
         return [block.read() for block in blocks]
 

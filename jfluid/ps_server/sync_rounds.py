@@ -70,6 +70,7 @@ class TrainerGroup:
     Attributes:
         failed: why the job has failed; empty while it has not.
         on_leave: called when a trainer has left.
+        on_finished: called when all trainers have left and have the answers to their `Leave`.
         on_round: called with the number of each round right after it is applied, before any trainer
             can see that.
     """
@@ -87,6 +88,7 @@ class TrainerGroup:
         self.start_s = max(start_s, silence_s)
         self.failed = ""
         self.on_leave: Callable[[], None] = lambda: None
+        self.on_finished: Callable[[], None] = lambda: None
         self.on_round: Callable[[int], None] = lambda number: None
         self._clock = clock
         self._known: dict[int, _Trainer] = {}
@@ -150,6 +152,8 @@ class TrainerGroup:
             self._advance()
         if leaves:
             self.on_leave()
+        if self.finished:
+            self.on_finished()
 
     def at_work(self) -> list[int]:
         """Return the trainers that have called and have neither left nor become silent."""

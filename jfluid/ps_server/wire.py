@@ -10,7 +10,7 @@ from google.protobuf.message import DecodeError, Message
 from jfluid import errors
 from jfluid.ps_server import ps_pb2 as pb
 from jfluid.ps_server import zero_copy
-from jfluid.ps_server.dense import Block
+from jfluid.ps_server.dense import ServedBlock
 from jfluid.ps_server.errors import TooLargeError
 from jfluid.ps_server.ledger import Call
 from jfluid.ps_server.store import BlockUpdate, Change, RowsUpdate, Store, Wanted
@@ -137,7 +137,7 @@ def updates_of(request: pb.PushRequest, store: Store) -> tuple[list[RowsUpdate],
     return rows, blocks
 
 
-def wanted(request: pb.PullRequest, store: Store, limit: int) -> tuple[list[Wanted], list[Block]]:
+def wanted(request: pb.PullRequest, store: Store, limit: int) -> tuple[list[Wanted], list[ServedBlock]]:
     """Return (table, ids, counts) of the rows of a pull, and its blocks.
 
     Raises UnknownNameError, and TooLargeError when the reply would be larger than `limit` bytes.

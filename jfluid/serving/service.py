@@ -94,12 +94,14 @@ class Service:
         )
 
     def _warm_up(self, largest: int, longest: int) -> None:
-        """Run batches of all sizes, so that no request waits for the compiler.
+        """Run batches of all sizes that a request can have, so that no request waits for the compiler.
 
         Programs of sequences are compiled for buckets of rows and lengths, too: several batches of each size run.
         """
         ragged = any(item.levels for item in self.inputs)
         for power in range(0 if ragged else 2, (largest - 1).bit_length() + 1):
+            if self.model.sample_bytes(1 << power, longest) > self.resources.limits.bytes:
+                return
             for seed in range(_WARM_UPS if ragged else 1):
                 self.model.run(self.model.sample(1 << power, seed, longest))
 

@@ -10,7 +10,7 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))
 import bench
-import neighbours
+import noisy_neighbours
 import servers
 import turns
 
@@ -169,7 +169,7 @@ class Alone:
 def machine_of(*speeds):
     """A machine that is seen five times at first, and then at each of these speeds; what it has waited."""
     left, waited = [10.0] * 5 + list(speeds), []
-    return neighbours.Machine(lambda: left.pop(0), waited.append), left, waited
+    return noisy_neighbours.Machine(lambda: left.pop(0), waited.append), left, waited
 
 
 def test_a_turn_beside_a_neighbour_is_taken_again(capsys):
@@ -194,12 +194,12 @@ def test_a_neighbour_that_stays_is_said(capsys):
     machine, _, waited = machine_of(*[6.0] * 200)
     taken = []
     machine.undisturbed(lambda: taken.append(1))
-    assert len(taken) == 1 + neighbours.AGAIN and "slowed" in capsys.readouterr().err
+    assert len(taken) == 1 + noisy_neighbours.AGAIN and "slowed" in capsys.readouterr().err
     assert len(waited) < 200
 
 
 def test_this_machine_has_a_speed():
-    assert neighbours.speed() > 0
+    assert noisy_neighbours.speed() > 0
 
 
 def test_engines_take_turns_and_those_that_fail_are_left_out():

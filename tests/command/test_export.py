@@ -11,6 +11,8 @@ import jfluid as fluid
 from jfluid import command, errors
 from jfluid.exports import model as exports
 from jfluid.exports import onnx_model, stablehlo
+from jfluid.serving import service
+from jfluid.serving.requests import Limits
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "models" / "separate"
 layers = fluid.layers
@@ -132,3 +134,22 @@ def test_an_export_that_differs_is_refused():
         exports.compare(loaded, lambda feed: [loaded.run(feed)[0] + 0.01], batches=[2])
     with pytest.raises(errors.OpError, match=r"gives float64\[2, 3\]"):
         exports.compare(loaded, lambda feed: [loaded.run(feed)[0].astype("float64")], batches=[2])
+
+
+@pytest.mark.parametrize("shape", [[None, 2**31 - 1], [2**31 - 1], [None, 40_000, 40_000], [None, 2**31, 2**31, 2**31]])
+def test_a_declared_shape_takes_no_memory(shape, tmp_path):
+    """A file of a kilobyte can declare any shape: no trial run and no trace makes arrays of the shape."""
+    found = layers.relu(fluid.data("x", shape))
+    executor = fluid.Executor(fluid.CPUPlace())
+    executor.run(fluid.default_startup_program())
+    fluid.io.save_inference_model(str(tmp_path), ["x"], [found], executor)
+    model = exports.LoadedModel(str(tmp_path))
+    uses = [lambda: model.sample(2), lambda: stablehlo.to_stablehlo(model), lambda: onnx_model.to_onnx(model)]
+    if shape[0] is None:  # of other models the server makes no trial run
+        resources = service.Resources(Limits())
+        uses.append(lambda: service.Service(model, 4, 0.0, resources))
+    for use in uses:
+        with pytest.raises(errors.OutOfMemoryError, match=r"feeds of \d+ bytes .* x \["):
+            use()
+    if shape[0] is None:
+        resources.close()

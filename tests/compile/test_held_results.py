@@ -12,7 +12,7 @@ DEPTH = 8
 IMAGE = 4 * 8 * 32 * 32 * 4  # bytes of the images between two layers
 
 
-def _temporary_bytes(build, feed, monkeypatch, optimizer=None):
+def _temporary_bytes(build, feed, monkeypatch, optimizer=None, loss_of=lambda x: layers.mean(layers.square(x))):
     """Bytes of intermediate results of a training step, and the losses of three steps."""
     found, made = [], executables.Executable.__init__
 
@@ -25,7 +25,7 @@ def _temporary_bytes(build, feed, monkeypatch, optimizer=None):
     main.random_seed = startup.random_seed = 5
     with fluid.program_guard(main, startup), fluid.unique_name.guard():
         hidden = build()
-        loss = layers.mean(layers.square(hidden[-1]))
+        loss = loss_of(hidden[-1])
         sgd = fluid.optimizer.SGD(0.1)
         (optimizer(sgd, hidden) if optimizer else sgd).minimize(loss)
     exe = fluid.Executor(fluid.CPUPlace())
@@ -98,6 +98,19 @@ def test_gradient_descent_holds_no_gradient_of_a_table(monkeypatch):
 
     feed = {"ids": np.random.RandomState(0).randint(0, rows, (64, 1))}
     found, _ = _temporary_bytes(build, feed, monkeypatch)
+    assert found < rows * 150 * 4 // 8
+
+
+@pytest.mark.parametrize("is_sparse", [False, True])
+def test_a_table_is_updated_in_place_where_the_loss_is_linear(is_sparse, monkeypatch):
+    rows = 2 * table_gradients.LEAST // 150
+    ids = np.random.RandomState(0).randint(0, rows, (64, 1))
+
+    def build():
+        x = layers.embedding(fluid.data("ids", [None, 1], "int64"), [rows, 150], is_sparse=is_sparse)
+        return [layers.fc(x, 1)]
+
+    found, _ = _temporary_bytes(build, {"ids": ids}, monkeypatch, loss_of=layers.mean)
     assert found < rows * 150 * 4 // 8
 
 

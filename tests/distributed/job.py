@@ -4,7 +4,9 @@ executors of their own.
 
 import contextlib
 import functools
+import socket
 import threading
+import time
 from concurrent.futures import ThreadPoolExecutor, wait
 from dataclasses import dataclass, field
 from typing import Any
@@ -263,6 +265,12 @@ def served(program, names=None):
     }
 
 
+def listens(endpoint):
+    host, _, port = endpoint.rpartition(":")
+    with socket.socket() as tried:
+        return tried.connect_ex((host, int(port))) == 0
+
+
 class Job:
     """A job with servers. A trainer that is not closed when the job ends says goodbye.
 
@@ -308,6 +316,10 @@ class Job:
     def __enter__(self):
         for thread in self._threads:
             thread.start()
+        for endpoint, thread in zip(self.endpoints, self._threads, strict=True):
+            # a first call of a server that does not listen yet is called again only after half a second
+            while thread.is_alive() and not listens(endpoint):
+                time.sleep(0.005)
         self._pool = ThreadPoolExecutor(len(self.trainers))
         return self
 

@@ -1,6 +1,7 @@
 """What servers hold, saved whole and loaded by others."""
 
 import contextlib
+import functools
 import itertools
 import os
 import shutil
@@ -12,7 +13,7 @@ import jfluid as fluid
 from jfluid import errors
 from jfluid.distributed import checkpoint
 from jfluid.ps_server import snapshot
-from tests.distributed.job import VOCABULARY, Job, alone, batch, batches, net
+from tests.distributed.job import VOCABULARY, Job, alone, batch, batches, net, parameters, programs
 from tests.failing_disk import Disk, Killed, left_in
 
 KINDS = ["dense", "sparse", "distributed"]
@@ -97,10 +98,22 @@ def test_inference_model(kind, tmp_path):
     assert not np.allclose(rows, found)  # rows that no trainer has touched are there too
 
 
+@functools.cache
+def reading():
+    """The programs of one process that reads folders."""
+    with programs():
+        net("distributed", "sgd")()
+        return fluid.default_main_program(), fluid.default_startup_program()
+
+
 def loaded(folder):
     """All that is saved, as one process finds it."""
-    _, found = alone(net("distributed", "sgd"), [], load=folder)
-    return found
+    main, startup = reading()
+    scope, executor = fluid.Scope(), fluid.Executor(fluid.CPUPlace())
+    with fluid.scope_guard(scope):
+        executor.run(startup)
+        fluid.io.load_persistables(executor, str(folder), main)
+    return parameters(main, scope)
 
 
 def test_a_save_is_killed(tmp_path, monkeypatch):

@@ -17,32 +17,12 @@ from jfluid.distributed.trainer.communicator import Communicator
 from jfluid.distributed.trainer.training import Trainer
 from jfluid.distributed.wire import connections, pending_exchange
 from jfluid.ps_server.client import Client
-from tests.distributed.job import SLOTS, click_model, clicks, parameters, trainer_of
-from tests.distributed.test_readers import as_rows
+from tests.distributed.job import click_model, clicks, parameters, trainer_of
+from tests.distributed.test_readers import a_dataset
 from tests.distributed.test_replicas import assert_same
 
 MODEL = functools.partial(click_model, functools.partial(fluid.optimizer.Adam, 0.02), True)
 STEPS, HALF_ASYNC, SYNC = 6, 2, 0
-
-
-def a_dataset(data, folder):
-    path = folder / "part-0"
-    path.write_text(
-        "".join(
-            " ".join(
-                f"{r[n].size} " + " ".join(map(repr, r[n].reshape(-1).tolist()))
-                for n in ("dense", *(f"slot{i}" for i in range(SLOTS)), "label")
-            )
-            + "\n"
-            for step in range(STEPS)
-            for r in as_rows(clicks(step))
-        )
-    )
-    dataset = fluid.DatasetFactory().create_dataset("QueueDataset")
-    dataset.set_use_var(data)
-    dataset.set_batch_size(8)
-    dataset.set_filelist([str(path)])
-    return dataset
 
 
 def noting(name, method, found):

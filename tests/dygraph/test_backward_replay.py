@@ -85,3 +85,28 @@ def test_what_has_run_before_is_walked_anew(repeats):
             loss.backward()
             np.testing.assert_allclose(x.gradient(), 2 * scale * BATCHES[0], rtol=1e-6)
     assert repeats == []
+
+
+class Own(fluid.dygraph.Layer):
+    """A user's layer, whose `forward` calls functions of `fluid.layers`."""
+
+    def __init__(self):
+        super().__init__()
+        self.weight = self.create_parameter([3, 3])
+
+    def forward(self, x):
+        return layers.relu(layers.matmul(x, self.weight) * 0.5)
+
+
+def test_layers_of_users_repeat_their_backward_passes_and_updates(monkeypatch):
+    repeats = used(monkeypatch)
+    with guard():
+        net = Own()
+        sgd = fluid.optimizer.SGD(0.1, parameter_list=net.parameters())
+        for batch in BATCHES[:4]:
+            loss = layers.reduce_sum(net(to_variable(batch)))
+            loss.backward()
+            sgd.minimize(loss)
+            net.clear_gradients()
+    assert repeats.count("BackwardReplay") == repeats.count("OptimizerReplay") >= 2
+    assert "LayerReplay" not in repeats  # `forward` may read any Python object

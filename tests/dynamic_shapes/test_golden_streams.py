@@ -12,9 +12,12 @@ import pytest
 import jfluid as fluid
 from jfluid.compile.numpy_steps import beside
 from tests.parity import shape_streams
+from tests.slow_tests import nightly_but
 
 GOLDEN = json.loads((Path(__file__).parents[1] / "golden" / "shape_streams.json").read_text())
 _COMPILED: list[float] = []
+# `seq2seq` has attention over sentences of all lengths too.
+BUILDS = nightly_but({build.__name__ for build in shape_streams.STREAMS} - {"bert"}, shape_streams.STREAMS)
 
 
 @jax.monitoring.register_event_duration_secs_listener
@@ -34,13 +37,13 @@ def interprets():
             thread.join()
 
 
-@pytest.mark.parametrize("build", shape_streams.STREAMS, ids=lambda build: build.__name__)
+@pytest.mark.parametrize("build", BUILDS, ids=lambda build: build.__name__)
 def test_losses_of_interpreted_steps_are_fluids(build, interprets):
     found = shape_streams.run(fluid, build)
     np.testing.assert_allclose(found, GOLDEN[build.__name__], 5e-4)
 
 
-@pytest.mark.parametrize("build", shape_streams.STREAMS, ids=lambda build: build.__name__)
+@pytest.mark.parametrize("build", BUILDS, ids=lambda build: build.__name__)
 def test_losses_of_a_stream_are_fluids(build):
     before = len(_COMPILED)
     with warnings.catch_warnings():

@@ -1,16 +1,24 @@
-"""Every recorded case of an operator, forward and gradient, at padded sizes beside exact ones."""
+"""Every recorded case of an operator, forward and gradient: at padded sizes beside exact ones, and its jaxpr at true
+sizes from traces at samples, beside a trace at these sizes.
+"""
+
+import functools
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax.extend import core
 
 from jfluid.check_device import cases
-from jfluid.compile.dynamic_shapes.dims import NoRule
+from jfluid.compile.dynamic_shapes.dims import NoRule, Sizes
+from jfluid.compile.dynamic_shapes.unpadded import Unpadded
+from jfluid.compile.numpy_steps.interpreter import Listing, inner
 from jfluid.ops.ragged import Ragged
 from tests.dynamic_shapes.padding import (
     difference,
     places_alike,
+    recorder,
     run_padded,
     traced,
 )
@@ -44,12 +52,36 @@ def function_of(case):
     )
 
 
+@functools.cache
 def functions(part):
-    """Yield the cases of a part of the recorded cases, each with its function and its arrays."""
-    for case in cases.runnable(cases.recorded())[part::PARTS]:
-        found = function_of(case)
-        if found is not None:
-            yield case, *found
+    """Return the cases of a part of the recorded cases, each with its function and its arrays."""
+    found = [(case, function_of(case)) for case in cases.runnable(cases.recorded())[part::PARTS]]
+    return [(case, *own) for case, own in found if own is not None]
+
+
+@functools.cache
+def samples_of(part, number, group):
+    """Return the traces of a case at samples of the sizes of a group, or why there are none."""
+    _, function, arguments = functions(part)[number]
+    try:
+        return traced(function, arguments, [group])
+    except NoRule as error:
+        return error
+
+
+def samples(part, number, group):
+    """Return the traces of a case, which both tests below read. Raises NoRule."""
+    found = samples_of(part, number, tuple(group))
+    if isinstance(found, NoRule):
+        raise found
+    return found
+
+
+@pytest.fixture(autouse=True, scope="module")
+def end():
+    yield
+    functions.cache_clear()
+    samples_of.cache_clear()
 
 
 @pytest.mark.parametrize("each", [False, pytest.param(True, marks=pytest.mark.nightly)], ids=["one", "each"])
@@ -59,13 +91,13 @@ def test_padded_operators_give_what_exact_ones_give(part, each, monkeypatch):
     monkeypatch.setattr(cases, "_weights", weights)
     padded, wrong = 0, []
     with jax.enable_x64(True):
-        for case, function, arguments in functions(part):
+        for number, (case, function, arguments) in enumerate(functions(part)):
             exact = None
             for group in places_alike(arguments):
                 if len(group) == 1 and group[0] != (0, 0):
                     continue
                 try:
-                    results = run_padded(function, traced(function, arguments, [group]), arguments)
+                    results = run_padded(function, samples(part, number, group), arguments)
                 except NoRule:
                     continue
                 if exact is None:
@@ -77,3 +109,68 @@ def test_padded_operators_give_what_exact_ones_give(part, each, monkeypatch):
                     break
     assert not wrong
     assert padded > 30
+
+
+# ---- jaxprs at true sizes ----
+
+
+def same(a, b):
+    """Return True if two parameters of operations are the same; of listings and jaxprs, if their operations are."""
+    if isinstance(a, Listing | core.ClosedJaxpr | core.Jaxpr):
+        return same_operations(inner(a), inner(b))
+    if isinstance(a, tuple | list):
+        return len(a) == len(b) and all(map(same, a, b))
+    if isinstance(a, int | float | np.number):
+        return bool(np.allclose(a, b, equal_nan=True))
+    return callable(a) or "0x" in repr(a) or repr(a) == repr(b)
+
+
+def same_values(a, b):
+    return a is b or (np.shape(a) == np.shape(b) and a.dtype == b.dtype and np.allclose(a, b, equal_nan=True))
+
+
+def same_functions(a, b):
+    if isinstance(a, functools.partial):
+        return a.func is b.func and all(same(a.args[0][name], b.args[0][name]) for name in a.args[0])
+    if isinstance(a, Listing):
+        return same_operations(a, b)
+    return type(a) is type(b) and (callable(a) or a == b)
+
+
+def same_operations(a, b):
+    return (
+        a.most_bytes == b.most_bytes
+        and a._outputs == b._outputs
+        and all(map(same_values, a._start, b._start))
+        and len(a._operations) == len(b._operations)
+        and all(x[1:] == y[1:] and same_functions(x.run, y.run) for x, y in zip(a._operations, b._operations))
+    )
+
+
+@pytest.mark.parametrize("part", range(PARTS))
+def test_operators_are_as_traced_at_each_size(part, monkeypatch):
+    monkeypatch.setattr(cases, "_weights", weights)
+    compared, wrong = 0, []
+    with jax.enable_x64(True):
+        for number, (case, function, arguments) in enumerate(functions(part)):
+            for group in places_alike(arguments):
+                try:
+                    known = samples(part, number, group)
+                    first = known.samples["n0"][0]
+                    shapes = {n: shapes_at(known, n) for n in (first + 5, first + 2)}
+                    at_witness = known._with({"n0": first + 5}, shapes[first + 5])
+                    wanted = recorder(function, arguments)(shapes[first + 2])
+                    given = Unpadded(*at_witness[:2]).at(Sizes({"n0": first + 2}, {"n0": first + 2}))
+                except NoRule:
+                    continue
+                compared += 1
+                if not same_operations(given, Listing(wanted)):
+                    wrong.append((case.name, group))
+                break
+    assert not wrong
+    assert compared > 30
+
+
+def shapes_at(known, size):
+    sizes = Sizes({"n0": size}, {})
+    return tuple(sizes.shape(dims) for dims in known.fed)

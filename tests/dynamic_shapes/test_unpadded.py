@@ -1,23 +1,17 @@
 """Listings at the true sizes of a batch, from traces at samples, beside traces at these sizes."""
 
-import functools
 import operator
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from jax.extend import core
 
 import jfluid as fluid
 from jfluid import layers
-from jfluid.check_device import cases
 from jfluid.compile.dynamic_shapes.dims import NoRule, Sizes, Symbol, Table
 from jfluid.compile.dynamic_shapes.unpadded import Unpadded
 from jfluid.compile.numpy_steps import beside
-from jfluid.compile.numpy_steps.interpreter import Listing, inner
-from tests.dynamic_shapes.padding import places_alike, recorder, traced
-from tests.dynamic_shapes.test_operators import PARTS, functions, weights
 
 SAMPLES = (5, 14, 53, 31)
 
@@ -26,68 +20,6 @@ def unpadded(function):
     """Return a function of arrays with a varying size n, at any sizes."""
     table = Table([Symbol(SAMPLES, operator.itemgetter("n"))], len(SAMPLES))
     return Unpadded([jax.make_jaxpr(function)(np.ones((n, 6), np.float32)) for n in SAMPLES], table)
-
-
-def same(a, b):
-    """Return True if two parameters of operations are the same; of listings and jaxprs, if their operations are."""
-    if isinstance(a, Listing | core.ClosedJaxpr | core.Jaxpr):
-        return same_operations(inner(a), inner(b))
-    if isinstance(a, tuple | list):
-        return len(a) == len(b) and all(map(same, a, b))
-    if isinstance(a, int | float | np.number):
-        return bool(np.allclose(a, b, equal_nan=True))
-    return callable(a) or "0x" in repr(a) or repr(a) == repr(b)
-
-
-def same_values(a, b):
-    return a is b or (np.shape(a) == np.shape(b) and a.dtype == b.dtype and np.allclose(a, b, equal_nan=True))
-
-
-def same_functions(a, b):
-    if isinstance(a, functools.partial):
-        return a.func is b.func and all(same(a.args[0][name], b.args[0][name]) for name in a.args[0])
-    if isinstance(a, Listing):
-        return same_operations(a, b)
-    return type(a) is type(b) and (callable(a) or a == b)
-
-
-def same_operations(a, b):
-    return (
-        a.most_bytes == b.most_bytes
-        and a._outputs == b._outputs
-        and all(map(same_values, a._start, b._start))
-        and len(a._operations) == len(b._operations)
-        and all(x[1:] == y[1:] and same_functions(x.run, y.run) for x, y in zip(a._operations, b._operations))
-    )
-
-
-@pytest.mark.parametrize("part", range(PARTS))
-def test_operators_are_as_traced_at_each_size(part, monkeypatch):
-    monkeypatch.setattr(cases, "_weights", weights)
-    compared, wrong = 0, []
-    with jax.enable_x64(True):
-        for case, function, arguments in functions(part):
-            for group in places_alike(arguments):
-                try:
-                    samples = traced(function, arguments, [group])
-                    first = samples.samples["n0"][0]
-                    shapes = {n: shapes_at(samples, n) for n in (first + 5, first + 2)}
-                    at_witness = samples._with({"n0": first + 5}, shapes[first + 5])
-                    wanted = recorder(function, arguments)(shapes[first + 2])
-                    given = Unpadded(*at_witness[:2]).at(Sizes({"n0": first + 2}, {"n0": first + 2}))
-                except NoRule:
-                    continue
-                compared += 1
-                if not same_operations(given, Listing(wanted)):
-                    wrong.append((case.name, group))
-                break
-    assert not wrong
-    assert compared > 30
-
-
-def shapes_at(samples, size):
-    sizes = Sizes({"n0": size}, {})
-    return tuple(sizes.shape(dims) for dims in samples.fed)
 
 
 def test_sizes_and_numbers_follow_from_the_batch():

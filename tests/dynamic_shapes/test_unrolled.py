@@ -1,7 +1,11 @@
 """Imperative steps that call a cell as often as a sentence has words."""
 
+from typing import NamedTuple
+
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 import jfluid as fluid
 from jfluid import dygraph, layers
@@ -66,6 +70,64 @@ def both_directions(net, words):
     return loss, [loss, back, *states]
 
 
+class Joined(NamedTuple):
+    """A step with attention over the states of a loop, in a second loop that is one word longer.
+
+    Attributes:
+        reads: how the first loop gets its words.
+        joins: how its states become one array.
+        axis: dimension of the joined array that counts the states.
+        rate: rate of dropout in both loops.
+        backwards: True for a first loop that begins with the last word.
+    """
+
+    reads: str
+    joins: str
+    axis: int
+    rate: float
+    backwards: bool
+
+    def __call__(self, net, words):
+        fluid.default_main_program().random_seed = 3
+        x, length = net.table(dygraph.to_variable(words)), words.shape[1]
+        h, states = layers.zeros([BATCH, WIDTH], "float32"), []
+        for word in self._words(x, length):
+            h = self._dropped(net.cell(layers.concat([word, h], 1)))
+            states.append(h)
+        heard, loss = self._joined(states), 0.0
+        states = None  # only their array is kept
+        for i in range(length + 1):
+            weights = layers.softmax(layers.matmul(layers.unsqueeze(h, [1]), heard, transpose_y=True))
+            seen = layers.squeeze(layers.matmul(weights, heard), [1])
+            h = self._dropped(net.cell(layers.concat([seen, h], 1)))
+            label = dygraph.to_variable(words[:, i % length : i % length + 1])
+            loss = loss + layers.mean(layers.softmax_with_cross_entropy(net.out(h), label))
+        return loss / float(length + 1), [loss, heard, h]
+
+    def _words(self, x, length):
+        if self.reads == "unstack":
+            found = layers.unstack(x, axis=1)
+        elif self.reads == "split":
+            found = [layers.squeeze(part, [1]) for part in layers.split(x, length, dim=1)]
+        else:
+            found = [x[:, i] for i in range(length)]
+        return found[::-1] if self.backwards else found
+
+    def _dropped(self, h):
+        return layers.dropout(h, self.rate, dropout_implementation="upscale_in_train") if self.rate else h
+
+    def _joined(self, states):
+        """The states as [batch, length, width]."""
+        if self.joins == "stack":
+            own = layers.stack(states, axis=self.axis)
+            order = {0: [1, 0, 2], 1: [0, 1, 2], 2: [0, 2, 1]}[self.axis]
+            return layers.transpose(own, order)
+        if self.axis == 0:
+            own = layers.concat(states, 0)
+            return layers.transpose(layers.reshape(own, [-1, BATCH, WIDTH]), [1, 0, 2])
+        return layers.reshape(layers.concat(states, 1), [BATCH, -1, WIDTH])
+
+
 def trained(step, lengths, padded):
     """What steps over sentences of these lengths give, and how many steps were compiled as they are."""
     fluid.set_flags({"FLAGS_dynamic_shapes": padded})
@@ -92,18 +154,50 @@ def rolled():
     return [stream for segment, stream in streams if isinstance(segment, RerolledSegment)]
 
 
-@pytest.mark.parametrize("step", [language_model, both_directions])
-def test_steps_of_every_length(step):
+def check(step, lengths=LENGTHS):
+    """Compare a step with loops of XLA with the same step unrolled, for sentences of some lengths."""
     before = len(rolled())
-    found, compiled = trained(step, LENGTHS, True)
+    found, compiled = trained(step, lengths, True)
     new = rolled()[before:]
     assert len(new) == 1, [s._refused for s in new]
     assert not new[0]._refused
-    assert compiled <= 3
+    assert compiled <= 1
     assert 1 <= len(new[0]._traced.executables) <= 3
-    expected, _ = trained(step, LENGTHS, False)
+    expected, _ = trained(step, lengths, False)
     for a, b in zip(found, expected, strict=True):
         np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    "step",
+    [
+        language_model,
+        both_directions,
+        Joined("slice", "stack", 1, 0.3, False),
+        Joined("unstack", "concat", 1, 0.0, True),
+        Joined("split", "stack", 0, 0.0, True),
+    ],
+    ids=["language_model", "both_directions", "slice_stack", "unstack_concat", "split_stack"],
+)
+def test_steps_of_every_length(step):
+    check(step)
+
+
+joined_steps = st.builds(
+    lambda reads, joins, rate, backwards: Joined(reads, *joins, rate, backwards),
+    st.sampled_from(["slice", "unstack", "split"]),
+    st.sampled_from([("stack", 0), ("stack", 1), ("stack", 2), ("concat", 0), ("concat", 1)]),
+    st.sampled_from([0.0, 0.4]),
+    st.booleans(),
+)
+
+
+@pytest.mark.nightly
+@settings(max_examples=8, deadline=None)
+@given(joined_steps, st.permutations(range(5, 14)))
+def test_random_steps_of_every_length(step, lengths):
+    graph_on(fluid.CPUPlace().device())._streams._streams.clear()
+    check(step, lengths[:6])
 
 
 def calls(number, lag=1, listed=()):

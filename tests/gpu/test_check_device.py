@@ -13,7 +13,7 @@ import pytest
 
 from jfluid import install_check
 from jfluid.check_device import __main__ as command
-from jfluid.check_device import devices, goldens, jobs, operators, speed, structure, together
+from jfluid.check_device import collectives, devices, goldens, jobs, operators, speed, structure
 from jfluid.check_device.devices import Devices
 from jfluid.check_device.report import Clock, Report, Row
 from jfluid.compile.runtime import device_feeds
@@ -36,7 +36,7 @@ def test_it_checks_and_writes_a_report(monkeypatch, tmp_path, capsys):
     monkeypatch.setattr(structure, "PROGRAMS", (structure.arrays,))
     monkeypatch.setattr(speed, "QUICK", 1)
     monkeypatch.setattr(speed, "QUICK_STEPS", 2)
-    monkeypatch.setattr(jobs, "processes", lambda *_: Row(together.SECTION, "2 processes", "left out"))
+    monkeypatch.setattr(jobs, "processes", lambda *_: Row(collectives.SECTION, "2 processes", "left out"))
     file = tmp_path / "report.json"
     sections = [name for name in command.SECTIONS if name != jobs.SERVERS]
     only = [word for name in sections for word in ("--only", name)]
@@ -46,7 +46,7 @@ def test_it_checks_and_writes_a_report(monkeypatch, tmp_path, capsys):
     found = json.loads(file.read_text())
     assert found["right"] and found["machine"]["versions"]["jax"]
     states = {(row["section"], row["name"]): row["state"] for row in found["rows"]}
-    assert states.pop((together.SECTION, "2 processes")) == "left out"
+    assert states.pop((collectives.SECTION, "2 processes")) == "left out"
     assert set(states.values()) == {"right"} and {section for section, _ in states} == set(sections)
     measured, goals = [row for row in found["rows"] if row["section"] == speed.SECTION]
     assert measured["figures"]["ms a step"] > 0 and measured["figures"][speed.RATIO] > 0
@@ -68,7 +68,7 @@ def test_jobs_reach_the_numbers_of_one_process(two_cpus, monkeypatch):
     monkeypatch.setattr(jobs, "_QUICK_TABLE", 1000)
     losses = jobs.processes(two_cpus, rows=8)
     assert isinstance(losses, list), losses
-    np.testing.assert_allclose(losses, together._losses(two_cpus), rtol=1e-3)
+    np.testing.assert_allclose(losses, collectives._losses(two_cpus), rtol=1e-3)
     one = Devices((CPUPlace(),), two_cpus.quick, two_cpus.clock)
     job, ahead, copied = jobs.check(one)
     assert job.state == ahead.state == copied.state == "right", (job, ahead, copied)

@@ -56,7 +56,12 @@ def run(folder, *arguments, flags=""):
     )
 
 
-@pytest.mark.parametrize("flags", ["", "--xla_cpu_max_isa=AVX2"], ids=["widest", "256 bits"])
+@pytest.mark.parametrize(
+    "flags",
+    # before each change `test_narrow_vectors.py` runs the code for 256 bits
+    ["", pytest.param("--xla_cpu_max_isa=AVX2", marks=pytest.mark.nightly)],
+    ids=["widest", "256 bits"],
+)
 def test_all_functions_stay_inside_of_their_arrays(tmp_path, flags):
     tests = "tests/machine_code/in_guards.py"
     done = run(tmp_path, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", tests, flags=flags)

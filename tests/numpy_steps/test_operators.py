@@ -6,10 +6,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+import scipy.special
 from jax.extend.core import primitives
 
 from jfluid.check_device import cases
-from jfluid.compile.numpy_steps import interpreter
+from jfluid.compile.numpy_steps import blas_threads, interpreter
 from jfluid.compile.numpy_steps.beside import Listing, NoRule
 from jfluid.compile.numpy_steps.interpreter import host_value
 from jfluid.machine_code import calls, direct_convolution, direct_product, direct_rows, kernel_registry
@@ -160,3 +161,47 @@ def test_the_total_order(primitive):
     with jax.enable_x64(True):
         (found,) = Listing(jax.make_jaxpr(primitive.bind)(x, y)).run([x, y])
         np.testing.assert_array_equal(found, jax.jit(primitive.bind)(x, y))
+
+
+@pytest.mark.parametrize("side", ["left", "right"])
+def test_a_search_among_integers_is_no_loop(side, monkeypatch):
+    held, wanted = np.array([0, 3, 3, 7], np.int32), np.array([-1, 0, 3, 5, 7, 9], np.int32)
+    monkeypatch.delitem(interpreter.RULES, "scan")
+    found = Listing(jax.make_jaxpr(lambda a, b: jnp.searchsorted(a, b, side))(held, wanted)).run([held, wanted])
+    np.testing.assert_array_equal(found[0], np.searchsorted(held, wanted, side))
+
+
+def test_a_loop_runs_operations_of_invariant_operands_once(monkeypatch):
+    sines = []
+    monkeypatch.setitem(interpreter.PLAIN, "sin", lambda x: sines.append(x) or np.sin(x))
+
+    def function(x, weights):
+        def body(carry, row):
+            scaled = jax.jit(lambda w, r: (jnp.sin(w), r * 2))(weights, row)
+            return carry * scaled[0] + scaled[1], carry
+
+        return jax.lax.scan(body, x, jnp.ones((5, 3), jnp.float32))
+
+    x = np.arange(3, dtype=np.float32)
+    found = Listing(jax.make_jaxpr(function)(x, x)).run([x, x])
+    assert len(sines) == 1
+    for own, expected in zip(found, jax.tree.leaves(function(x, x)), strict=True):
+        np.testing.assert_allclose(own, expected, 1e-5)
+
+
+def test_erfc_of_single_precision():
+    x = np.concatenate([np.linspace(-6, 8, 20_001), [-np.inf, np.inf, np.nan, 0.0]]).astype(np.float32)
+    (found,) = Listing(jax.make_jaxpr(jax.lax.erfc)(x)).run([x])
+    np.testing.assert_allclose(found, scipy.special.erfc(x.astype(np.float64)), 1e-5)
+
+
+def test_matrix_products_have_one_thread_while_several_steps_are_interpreted():
+    def threads():
+        return {library["num_threads"] for library in blas_threads._libraries().info()}
+
+    before = threads()
+    with blas_threads.one_thread():
+        with blas_threads.one_thread():
+            assert threads() <= {1}
+        assert threads() <= {1}
+    assert threads() == before

@@ -125,7 +125,8 @@ PARTS = 4
 WRITTEN_OUT = {"unbind", "unstack", "split"}
 
 
-@pytest.mark.parametrize("both", [False, pytest.param(True, marks=pytest.mark.nightly)], ids=["one", "both"])
+@pytest.mark.nightly  # before each change `test_each_count_of_a_written_loop_is_bounded` reads the sources
+@pytest.mark.parametrize("both", [False, True], ids=["one", "both"])
 @pytest.mark.parametrize("part", range(PARTS))
 def test_traces_do_not_follow_sizes_and_attributes(part, both, monkeypatch):
     """Six hundred times a size, an attribute, or both: as long a trace as three hundred times."""

@@ -16,12 +16,11 @@ from jfluid.compile.rewrites import image_convolution, image_layout, matmul_disp
 from jfluid.flags import CPU_KERNELS
 from jfluid.machine_code import kernel_registry
 from tests.parity import rounding
-from tests.slow_tests import nightly_but
 
 GOLDEN = json.loads((Path(__file__).parents[1] / "golden" / "rounding.json").read_text())
 EPSILON = np.finfo("float32").eps
-# The kernels of `residual` are those of `convolution`; 20 cells are computed by XLA, as in `xla-lstm`.
-KEPT = set(rounding.NETS) - {"residual", "lstm_of_20_cells"}
+# The kernels of `residual` are those of `convolution`; XLA computes 20 cells.
+KEPT = {True: set(rounding.NETS) - {"residual", "lstm_of_20_cells"}, False: {"product", "row"}}
 _EXACT = {}
 
 
@@ -31,7 +30,7 @@ def exact(net):
     return _EXACT[net]
 
 
-@pytest.fixture(params=[True, False], ids=["kernels", "xla"])
+@pytest.fixture
 def kernels(request, monkeypatch):
     """Whether steps have CPU kernels, and the names of these kernels."""
     real, called = jax.ffi.ffi_call, []
@@ -43,7 +42,15 @@ def kernels(request, monkeypatch):
 
 
 @pytest.mark.optimised
-@pytest.mark.parametrize("net", nightly_but(KEPT, rounding.NETS))
+@pytest.mark.parametrize(
+    ("kernels", "net"),
+    [
+        pytest.param(on, net, id=f"{'kernels' if on else 'xla'}-{net}", marks=[pytest.mark.nightly] * (net not in kept))
+        for on, kept in KEPT.items()
+        for net in rounding.NETS
+    ],
+    indirect=["kernels"],
+)
 def test_a_net_rounds_as_little_as_in_fluid(kernels, net):
     on, called = kernels
     found, golden = rounding.errors(fluid, net, exact(net)), GOLDEN[net]

@@ -425,6 +425,18 @@ def test_leaving_again_is_harmless():
     assert m.over and told == [1]
 
 
+def test_the_last_goodbye_is_told():
+    m, told = group(2), []
+    m.on_finished = lambda: told.append(1)
+    for trainer in (0, 1):
+        m.heard(trainer, 1)
+    for trainer, knows in ((0, False), (0, True), (1, False)):
+        m.leave(trainer, knows)
+        assert not told
+    m.leave(1, knows=True)
+    assert told == [1]
+
+
 def test_the_job_is_finished_when_all_know_that_they_have_left():
     """A goodbye whose answer was lost is said again, and answered, for a while."""
     clock = Clock()

@@ -153,7 +153,7 @@ class ShapeStream:
     @property
     def is_refused(self) -> bool:
         """True if the latest attempt to run the segment at padded sizes failed."""
-        return self._refused is not None
+        return bool(self._refused)
 
     def __call__(self, donated: tuple[Any, ...], kept: tuple[Any, ...], key: Any) -> Any:
         found = self.padded(donated, kept, key)
@@ -417,7 +417,7 @@ class ShapeStream:
     def _call(self, traced: Traced, bucket: Mapping[str, int], witness: Witness) -> Call:
         """Return the segment at the sizes of a bucket."""
         form = tuple(bucket.items())
-        witness = traced.witnesses.setdefault(form, witness)
+        witness = traced.witnesses.setdefault(form, traced.witness or witness)
 
         def made() -> Call:
             evaluate = self._evaluation(traced, bucket, witness)

@@ -55,7 +55,8 @@ class Traced(Sampled):
         compiled: sizes of the buckets that have executables, or that steps wait for.
         begun: sizes of the buckets that a thread compiles or has compiled.
         results: dimensions of each result, after the evaluation.
-        witnesses: sizes and feeds of the first batch in each bucket.
+        witness: sizes and feeds of a batch for which the segment was traced last; None before.
+        witnesses: sizes and feeds of a batch that checks the samples, for each bucket.
     """
 
     def __init__(
@@ -79,6 +80,8 @@ class Traced(Sampled):
         self.runs = defaultdict[Form, list[float]](list)  # seconds of the first padded runs, by bucket
         self.interprets = True  # until a rule is missing
         self.witnesses: dict[Form, Witness] = {}
+        self.witness: Witness | None = None
+        self._at_witness: Any = None  # the trace at the latest witness
         self._notes: Notes | None = None
         self._noted: dict[Form, Witness] = {}
         self._record = record
@@ -111,7 +114,7 @@ class Traced(Sampled):
         """Return the values that identify the segment at the sizes of a bucket, in all processes.
 
         Args:
-            batch: sizes of the first batch in the bucket.
+            batch: sizes of the batch that checks the samples.
         """
         return (*self.form, bucket, batch)
 
@@ -165,7 +168,9 @@ class Traced(Sampled):
 
     def _with(self, batch: Mapping[str, int], shapes: Shapes) -> tuple[list[Any], Table, list[tuple[Dim, ...]]]:
         """Return the traces at the samples and at a batch, a table of their sizes, and the dimensions of each feed."""
-        traces = [*self._traces, self._record(shapes)]
+        if self.witness is None or self.witness[1] != shapes:
+            self.witness, self._at_witness = (batch, shapes), self._record(shapes)
+        traces = [*self._traces, self._at_witness]
         factors = {
             name: replace(symbol, samples=(*symbol.samples, batch[name])) for name, symbol in self.factors.items()
         }

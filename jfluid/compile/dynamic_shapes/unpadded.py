@@ -26,7 +26,9 @@ class _Latest:
     """Form that keeps its value for the latest sizes: many equations have the same numbers and shapes."""
 
     def __init__(self, form: Callable[[Sizes], Any]):
-        self._form, self._sizes, self._value = form, None, None
+        self._form = form
+        self._sizes: Sizes | None = None
+        self._value: Any = None
 
     def __call__(self, sizes: Sizes) -> Any:
         if self._sizes is not sizes:
@@ -104,7 +106,7 @@ class Unpadded:
         self, places: Sequence[int], each: Sequence[Sequence[Any]]
     ) -> list[tuple[int, Callable[[Sizes], Any]]]:
         """Return the places and forms of literals that follow from the sizes."""
-        found = []
+        found: list[tuple[int, Callable[[Sizes], Any]]] = []
         for place, atoms in zip(places, zip(*each, strict=True), strict=True):
             if isinstance(atoms[0], core.Literal):
                 form = self._constant([atom.val for atom in atoms])
@@ -149,7 +151,7 @@ class Unpadded:
         """Return the form of a parameter."""
         first = samples[0]
         if isinstance(first, core.ClosedJaxpr | core.Jaxpr):
-            key = tuple(map(id, samples))  # the traces hold them
+            key: tuple[Any, ...] = tuple(map(id, samples))  # the traces hold them
             if key not in self._memo:
                 closed = [s if isinstance(s, core.ClosedJaxpr) else core.ClosedJaxpr(s, ()) for s in samples]
                 self._memo[key] = self._closed(closed, inner(first))

@@ -11,7 +11,7 @@ import numpy as np
 
 from jfluid import flags, processes
 from jfluid.compile.numpy_steps import blas_threads, elementwise, indexing, kernels, shapes, sums
-from jfluid.compile.numpy_steps.interpreter import Interrupted, Listing, NoRule, host_value
+from jfluid.compile.numpy_steps.interpreter import MOST_BYTES, Interrupted, Listing, NoRule, host_value
 from jfluid.compile.runtime import jax_caches
 
 _RULES = (elementwise, shapes, sums, indexing, kernels)  # their import registers the rules
@@ -20,9 +20,6 @@ _FIRST_CALL = 2.0
 # Interpreted seconds, for each second of tracing, from which on a compilation pays: it takes about five. An operator by
 # itself is traced in a millisecond, and compiled in twenty or more: of `_LEAST` seconds on.
 _PAYS, _LEAST = 1.0, 0.05
-# Bytes of intermediate results from which on a step waits for its compilation: XLA fuses operations, and a step of
-# ResNet-50 takes three times as much memory without.
-MOST_BYTES = 512 << 20
 THREAD = "jfluid-compile"
 _one_at_a_time = threading.Lock()
 

@@ -1,7 +1,8 @@
 """One thread for NumPy's matrix products while steps are interpreted.
 
 Threads of OpenBLAS wait for each other in loops that keep a processor busy. A compilation goes on beside the steps, and
-takes the processors from these threads: a product of 2 ms then takes 40 ms with two threads, and 3 ms with one.
+takes the processors from these threads. Beside other busy processes a product of 2 ms took 40 ms with two threads, and
+3 ms with one.
 """
 
 import contextlib

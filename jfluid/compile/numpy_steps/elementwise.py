@@ -38,7 +38,6 @@ _RENAMED: dict[str, Callable[..., Any]] = {
     "neg": np.negative,
     "not": np.invert,
     "or": np.bitwise_or,
-    "rem": np.fmod,
     "shift_left": np.left_shift,
     "sub": np.subtract,
     "xor": np.bitwise_xor,
@@ -49,7 +48,7 @@ _RENAMED: dict[str, Callable[..., Any]] = {
 PLAIN.update(_RENAMED)
 
 
-def _ranks(x: Any) -> Any:
+def ranks(x: Any) -> Any:
     """Return integers in the order of floating-point numbers: -NaN, -inf, ..., -0, +0, ..., +inf, +NaN."""
     if x.dtype.kind != "f":
         return x
@@ -58,7 +57,7 @@ def _ranks(x: Any) -> Any:
 
 
 for _name, _function in {"eq_to": np.equal, "le_to": np.less_equal, "lt_to": np.less}.items():  # of the total order
-    PLAIN[_name] = lambda x, y, compare=_function: compare(_ranks(x), _ranks(y))
+    PLAIN[_name] = lambda x, y, compare=_function: compare(ranks(x), ranks(y))
 
 
 @plain("optimization_barrier")
@@ -68,10 +67,18 @@ def _barrier(*values: Any) -> Any:
 
 @plain("div")
 def _div(x: Any, y: Any) -> Any:
-    if x.dtype.kind in "iu":  # XLA rounds towards zero, and x / 0 is -1
-        found = np.abs(x) // np.maximum(np.abs(y), 1) * np.sign(x) * np.sign(y)
-        return np.where(y == 0, -1, found).astype(x.dtype)
-    return np.divide(x, y)
+    if not np.issubdtype(x.dtype, np.integer):
+        return np.divide(x, y)
+    # XLA rounds towards zero, and all bits of x / 0 are set.
+    divisor = np.where(y == 0, x.dtype.type(1), y)
+    return np.where(y == 0, np.invert(x.dtype.type(0)), (x - np.fmod(x, divisor)) // divisor)
+
+
+@plain("rem")
+def _rem(x: Any, y: Any) -> Any:
+    if not np.issubdtype(x.dtype, np.integer):
+        return np.fmod(x, y)
+    return np.where(y == 0, x, np.fmod(x, np.where(y == 0, x.dtype.type(1), y)))  # XLA's remainder of x / 0 is x
 
 
 @rule("integer_pow")
@@ -121,12 +128,20 @@ def _shift_right_arithmetic(x: Any, y: Any) -> Any:
     return np.right_shift(x.view(signed), y.astype(signed)).view(x.dtype)
 
 
+# Where XLA's result is not SciPy's: the number, and the result.
+_POLES = {"lgamma": (-np.inf, np.inf), "digamma": (0.0, np.nan)}
+
+
 def _special(name: str, of: str) -> None:
     def run(params: Params, x: Any) -> Any:
         import scipy.special  # JAX needs it, too
 
         wide = x.astype(np.float32) if x.dtype.itemsize < 4 else x
-        return getattr(scipy.special, of)(wide).astype(x.dtype)
+        found = getattr(scipy.special, of)(wide).astype(x.dtype)
+        if name in _POLES:
+            at, value = _POLES[name]
+            return np.where(x == at, x.dtype.type(value), found)
+        return found
 
     RULES[name] = run
 
@@ -191,8 +206,9 @@ def _erfc_block(x: Any, out: Any, t: Any, power: Any) -> None:
 def _select(which: Any, *cases: Any) -> Any:
     if which.dtype == bool:
         return np.where(which, cases[1], cases[0])
+    which = np.clip(which, 0, len(cases) - 1)
     if np.ndim(which) == 0:
-        return cases[int(np.clip(which, 0, len(cases) - 1))]
+        return cases[int(which)]
     return np.select([which == i for i in range(len(cases) - 1)], cases[:-1], cases[-1])
 
 

@@ -11,6 +11,7 @@ from jfluid.compile.numpy_steps.interpreter import NAMED, RULES, rule
 
 Params = dict[str, Any]
 _CLIP = jax.lax.GatherScatterMode.CLIP
+_CLAMPED = (_CLIP, jax.lax.GatherScatterMode.PROMISE_IN_BOUNDS)  # modes in which XLA clamps indices of a gather
 
 
 def _filling(params: Params, dtype: Any) -> Any:
@@ -86,7 +87,7 @@ def _gather(params: Params, x: Any, indices: Any) -> Any:
     batch_shape = indices.shape[:-1]
     dims = numbers.start_index_map
     dropped = (*numbers.collapsed_slice_dims, *numbers.operand_batching_dims)
-    starts, fits = _starts(indices, x.shape, sizes, dims, params["mode"] == _CLIP)
+    starts, fits = _starts(indices, x.shape, sizes, dims, params["mode"] in _CLAMPED)
     if 0 in x.shape:
         return np.full(params["results"][0].shape, _filling(params, x.dtype), x.dtype)
     if _are_rows(dims, dropped, sizes, x.shape):
@@ -156,10 +157,10 @@ for _name, _function in {
 
 
 def _searchsorted(called: Any) -> Callable[..., Any] | None:
-    """Return the binary search of a call of `jax.numpy.searchsorted` among integers; a loop of JAX takes a millisecond."""
+    """Return the binary search of a call of `jax.numpy.searchsorted` among integers, for which JAX has a slow loop."""
     jaxpr = called.jaxpr
-    held, wanted = [v.aval for v in jaxpr.invars] if len(jaxpr.invars) == 2 else (None, None)
-    sides = {side for name, side in (("lt_to", "right"), ("le_to", "left")) if _has(jaxpr, name)}
+    held = jaxpr.invars[0].aval if len(jaxpr.invars) == 2 else None
+    sides: list[Any] = [side for name, side in (("lt_to", "right"), ("le_to", "left")) if _has(jaxpr, name)]
     if held is None or len(held.shape) != 1 or len(sides) != 1 or held.dtype.kind not in "iu" or jaxpr.constvars:
         return None
     (side,), (dtype,) = sides, [v.aval.dtype for v in jaxpr.outvars]

@@ -1,11 +1,12 @@
 """NumPy rules of operations that arrange elements, and of calls and loops."""
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
-from jfluid.compile.numpy_steps.interpreter import inner, is_key, rule
+from jfluid.compile.numpy_steps.interpreter import bound, inner, is_key, rule
 
 Params = dict[str, Any]
 
@@ -14,9 +15,9 @@ Params = dict[str, Any]
 def _broadcast(params: Params, x: Any, *sizes: Any) -> Any:
     shape, places = params["shape"], params["broadcast_dimensions"]
     spread = [1] * len(shape)
-    for size, place in zip(np.shape(x), places):
+    for size, place in zip(x.shape, places):
         spread[place] = size
-    x = np.reshape(x, spread)
+    x = x.reshape(spread)
     if x.size and x.flags.c_contiguous:  # twice as fast as `broadcast_to`
         steps = [step if own == size else 0 for step, own, size in zip(x.strides, spread, shape)]
         return np.ndarray(shape, x.dtype, x, 0, steps)
@@ -26,19 +27,19 @@ def _broadcast(params: Params, x: Any, *sizes: Any) -> Any:
 @rule("reshape")
 def _reshape(params: Params, x: Any, *sizes: Any) -> Any:
     if params["dimensions"] is not None:  # the order in which the old dimensions are read
-        x = np.transpose(x, params["dimensions"])
-    return np.reshape(x, params["new_sizes"])
+        x = x.transpose(params["dimensions"])
+    return x.reshape(params["new_sizes"])
 
 
 @rule("squeeze", "expand_dims")
 def _squeeze(params: Params, x: Any) -> Any:
     result = params["results"][0]
-    return np.reshape(x, (*result.shape, x.shape[-1]) if is_key(result) else result.shape)
+    return x.reshape((*result.shape, x.shape[-1]) if is_key(result) else result.shape)
 
 
 @rule("transpose")
 def _transpose(params: Params, x: Any) -> Any:
-    return np.transpose(x, params["permutation"])
+    return x.transpose(params["permutation"])
 
 
 @rule("rev")
@@ -72,10 +73,14 @@ def _pad(params: Params, x: Any, filling: Any) -> Any:
 
 
 def padded(x: Any, filling: Any, config: Sequence[tuple[int, int, int]]) -> Any:
-    """Return an array with `filling` before, behind and between its elements; negative numbers cut off."""
+    """Return an array with `filling` before, behind and between its elements; negative numbers cut off.
+
+    Raises NoRule for a result of more than `MOST_BYTES`.
+    """
     if not any(map(any, config)):
         return x
     shape = [max(low + high + size + max(size - 1, 0) * holes, 0) for size, (low, high, holes) in zip(x.shape, config)]
+    bound(math.prod(shape) * x.dtype.itemsize)
     found = np.full(shape, filling, x.dtype)
     goal, source = [], []
     for size, whole, (low, _, holes) in zip(x.shape, shape, config):
@@ -184,7 +189,9 @@ def _scan(params: Params, *values: Any) -> Any:
     state = list(values[consts : consts + carried])
     along = values[consts + carried :]
     rows: list[Any] = [np.empty(a.shape, a.dtype) for a in params["results"][carried:]]
-    body = inner(params["jaxpr"]).repeated(values[:consts]) if length else None
+    if not length:
+        return [*state, *rows]
+    body = inner(params["jaxpr"]).repeated(values[:consts])
     order = range(length - 1, -1, -1) if params["reverse"] else range(length)
     for at in order:
         found = body([*state, *[v[at] for v in along]])

@@ -1,16 +1,19 @@
 """NumPy rules of reductions, sorts, products, convolutions and windows."""
 
+import functools
 import math
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
-from jfluid.compile.numpy_steps.interpreter import RULES, rule
+from jfluid.compile.numpy_steps.elementwise import ranks
+from jfluid.compile.numpy_steps.interpreter import RULES, NoRule, bound, rule
 from jfluid.compile.numpy_steps.shapes import padded
 
 Params = dict[str, Any]
-_FEW_TAPS = 32  # most elements of a depthwise window that a loop computes
+_FEW_TAPS = 32  # most elements of a window, of one channel, that a loop computes
+_MOST_TAPS = 4096  # most elements of a window whose greatest element is selected: a loop in Python
 
 
 def _reduction(name: str, reduce: Callable[..., Any]) -> None:
@@ -45,8 +48,8 @@ def highest(dtype: Any) -> Any:
 def _sum(x: Any, axes: tuple[int, ...]) -> Any:
     """Return a sum over axes. NumPy adds pairwise along the last axis only, and else loses digits of float32."""
     if x.dtype == np.float32 and x.ndim - 1 not in axes:
-        return np.sum(x, axes, dtype=np.float64).astype(np.float32)
-    return np.sum(x, axes, dtype=x.dtype)
+        return np.add.reduce(x, axes, np.float64).astype(np.float32)
+    return np.add.reduce(x, axes, x.dtype)
 
 
 _reduction("reduce_sum", _sum)
@@ -96,10 +99,10 @@ def _sort(params: Params, *values: Any) -> Any:
 
 @rule("top_k")
 def _top_k(params: Params, x: Any) -> Any:
-    """Return the largest elements; equal elements keep their order."""
+    """Return the largest elements in the total order; equal elements keep their order."""
     axis, size = params.get("axis", x.ndim - 1), params["k"]
     x = np.moveaxis(x, axis, -1)
-    order = x.shape[-1] - 1 - np.argsort(x[..., ::-1], kind="stable")[..., ::-1][..., :size]
+    order = x.shape[-1] - 1 - np.argsort(ranks(x)[..., ::-1], kind="stable")[..., ::-1][..., :size]
     found = np.take_along_axis(x, order, -1), order.astype(np.int32)
     return [np.moveaxis(v, -1, axis) for v in found]
 
@@ -107,22 +110,39 @@ def _top_k(params: Params, x: Any) -> Any:
 # Products
 
 
+class _Dot(NamedTuple):
+    """Orders of dimensions and shapes of operands that make a product one of matrices, and the shape of the result."""
+
+    left: tuple[int, ...]
+    left_shape: tuple[int, ...]
+    right: tuple[int, ...]
+    right_shape: tuple[int, ...]
+    shape: tuple[int, ...]
+
+
+@functools.lru_cache(maxsize=4096)
+def _as_matrices(numbers: Any, x: tuple[int, ...], y: tuple[int, ...]) -> _Dot:
+    ((into_x, into_y), (batch_x, batch_y)) = numbers
+    free_x = [i for i in range(len(x)) if i not in into_x and i not in batch_x]
+    free_y = [i for i in range(len(y)) if i not in into_y and i not in batch_y]
+    batch = [x[i] for i in batch_x]
+    depth = math.prod(x[i] for i in into_x)
+    rows, columns = [x[i] for i in free_x], [y[i] for i in free_y]
+    return _Dot(
+        (*batch_x, *free_x, *into_x),
+        (*batch, math.prod(rows), depth),
+        (*batch_y, *into_y, *free_y),
+        (*batch, depth, math.prod(columns)),
+        (*batch, *rows, *columns),
+    )
+
+
 @rule("dot_general")
 def _dot(params: Params, x: Any, y: Any) -> Any:
-    ((into_x, into_y), (batch_x, batch_y)) = params["dimension_numbers"]
-    free_x = [i for i in range(x.ndim) if i not in into_x and i not in batch_x]
-    free_y = [i for i in range(y.ndim) if i not in into_y and i not in batch_y]
-    batch = [x.shape[i] for i in batch_x]
-    depth = math.prod(x.shape[i] for i in into_x)
-    rows, columns = [x.shape[i] for i in free_x], [y.shape[i] for i in free_y]
-    left = np.transpose(x, [*batch_x, *free_x, *into_x])
-    right = np.transpose(y, [*batch_y, *into_y, *free_y])
-    goal = params["results"][0].dtype
-    found = np.matmul(
-        left.reshape(*batch, math.prod(rows), depth).astype(goal, copy=False),
-        right.reshape(*batch, depth, math.prod(columns)).astype(goal, copy=False),
-    )
-    return np.reshape(found, (*batch, *rows, *columns))
+    goal, plan = params["results"][0].dtype, _as_matrices(params["dimension_numbers"], x.shape, y.shape)
+    left = x.transpose(plan.left).reshape(plan.left_shape).astype(goal, copy=False)
+    right = y.transpose(plan.right).reshape(plan.right_shape).astype(goal, copy=False)
+    return np.matmul(left, right).reshape(plan.shape)
 
 
 @rule("conv_general_dilated")
@@ -197,7 +217,10 @@ def _grouped(
     strides: Sequence[int],
     holes: Sequence[int],
 ) -> Any:
-    """Convolve an image [N, C, ...] with filters [O, C / groups, ...]."""
+    """Convolve an image [N, C, ...] with filters [O, C / groups, ...].
+
+    Raises NoRule if the windows, as rows of a matrix, take more than `MOST_BYTES`.
+    """
     batch, features = image.shape[:2]
     out, depth = filters.shape[0], features // groups
     counts = _places(image.shape[2:], sizes, strides, holes)
@@ -212,6 +235,7 @@ def _grouped(
             weights = each[(..., *tap)].reshape(groups, out // groups, *ones)
             found += image[places][:, :, None] * weights
         return found.reshape(batch, out, *counts)
+    bound(image.dtype.itemsize * batch * features * math.prod(counts) * math.prod(sizes))
     windows = _windows(image, sizes, strides, holes)
     rank, depth_of = len(sizes), depth * math.prod(sizes)
     # [group, N and places, depth and window]
@@ -227,18 +251,23 @@ def _grouped(
 # Windows
 
 
-def _of_windows(params: Params, x: Any, filling: Any) -> tuple[Any, Any]:
-    """Return an array with padding, and the places of the windows."""
-    holes = params.get("base_dilation") or (1,) * x.ndim
-    config = [(*edges, hole - 1) for edges, hole in zip(params["padding"], holes)]
-    x = padded(x, filling, config)
-    own = params.get("window_dilation") or (1,) * x.ndim
-    return x, _taps(x, params["window_dimensions"], params["window_strides"], own)
+def _padding_of_windows(params: Params, rank: int) -> list[tuple[int, int, int]]:
+    holes = params.get("base_dilation") or (1,) * rank
+    return [(*edges, hole - 1) for edges, hole in zip(params["padding"], holes)]
+
+
+def _forms(params: Params, rank: int) -> tuple[Sequence[int], Sequence[int], Sequence[int]]:
+    """Return the sizes, the strides and the dilations of windows."""
+    return params["window_dimensions"], params["window_strides"], params.get("window_dilation") or (1,) * rank
 
 
 def _window_reduction(name: str, function: Any, filling: Callable[[Any], Any]) -> None:
     def run(params: Params, x: Any) -> Any:
-        x, taps = _of_windows(params, x, filling(x.dtype))
+        forms = _forms(params, x.ndim)
+        x = padded(x, filling(x.dtype), _padding_of_windows(params, x.ndim))
+        if math.prod(forms[0]) > _FEW_TAPS:
+            return function.reduce(_windows(x, *forms), axis=tuple(range(x.ndim, 2 * x.ndim)), dtype=x.dtype)
+        taps = _taps(x, *forms)
         found = np.array(x[taps[0][1]])
         for _, places in taps[1:]:
             function(found, x[places], out=found)
@@ -254,11 +283,17 @@ _window_reduction("reduce_window_min", np.minimum, highest)
 
 @rule("select_and_scatter_add")
 def _select_and_scatter(params: Params, source: Any, x: Any) -> Any:
-    """Add each element of `source` where its window has the greatest element, the first of equal ones."""
+    """Add each element of `source` where its window has the greatest element, the first of equal ones.
+
+    Raises NoRule for windows of many elements.
+    """
+    if math.prod(params["window_dimensions"]) > _MOST_TAPS:
+        raise NoRule("it selects in windows of many elements")
     largest = params["select_prim"].name == "ge"
     filling = lowest(x.dtype) if largest else highest(x.dtype)
     edges = params["padding"]
-    whole, taps = _of_windows(params, x, filling)
+    whole = padded(x, filling, _padding_of_windows(params, x.ndim))
+    taps = _taps(whole, *_forms(params, x.ndim))
     best = np.array(whole[taps[0][1]])
     chosen = np.zeros(best.shape, np.int32)
     for number, (_, places) in enumerate(taps[1:], 1):

@@ -84,7 +84,8 @@ class Executable:
         self.forms, self.places = _forms(arguments), _places(arguments)
         self.layouts, self.seconds, self.timed = layouts_of(arguments), math.inf, 0
         stats = run.memory_analysis()
-        self.run = LargeRun(run) if getattr(stats, "temp_size_in_bytes", 0) >= large_runs.LARGE else run
+        temporary = int(getattr(stats, "temp_size_in_bytes", 0))
+        self.run = LargeRun(run, temporary) if temporary >= large_runs.LARGE else run
         described = len(getattr(stats, "serialized_buffer_assignment_proto", b""))
         code = int(getattr(stats, "generated_code_size_in_bytes", 0))
         self.bytes = _EACH + code + _FOR_PLACES * described

@@ -18,19 +18,24 @@ _YIELDS = 4  # a thread of XLA frees the memory shortly after the results are th
 
 
 class LargeRun:
-    """Executable that is called once the run that made its arguments has ended and freed its memory."""
+    """Executable that is called once the run that made its arguments has ended and freed its memory.
 
-    _has_left_memory = False  # a run has freed a large block, and the heap holds the block
+    Args:
+        run: the executable.
+        size: bytes of its intermediate results.
+    """
+
+    _left = 0  # bytes of the largest block that runs leave in the heap
 
     @classmethod
     def give_back(cls) -> None:
         """Return what large runs have left free to the system: a compilation would divide the block."""
-        if cls._has_left_memory:
+        if cls._left:
             heap.give_back()
-            cls._has_left_memory = False
+            cls._left = 0
 
-    def __init__(self, run: Callable[..., Any]):
-        self._run, self._is_first = run, True
+    def __init__(self, run: Callable[..., Any], size: int):
+        self._run, self._size, self._is_first = run, size, True
 
     def __call__(self, *arguments: Any) -> Any:
         """Return the results of the executable."""
@@ -39,9 +44,12 @@ class LargeRun:
         if hasattr(os, "sched_yield"):
             for _ in range(_YIELDS):
                 os.sched_yield()
+        if self._is_first or self._size > LargeRun._left > 0:
+            heap.give_back()  # blocks of other executables may be too small, and would stay beside a new block
+            LargeRun._left = 0
         if self._is_first:
-            heap.give_back()  # blocks of other executables may be too small
             heap.set_apart()
             self._is_first = False
-        LargeRun._has_left_memory = True
+        if self._size < heap.MOST_KEPT:
+            LargeRun._left = max(LargeRun._left, self._size)
         return self._run(*arguments)

@@ -254,7 +254,7 @@ class ProgramStore(Store):
             )
         return found.get_tensor()
 
-    def block(self, name: str) -> dense.Block:
+    def block(self, name: str) -> dense.ServedBlock:
         """Return a block, a table as a block for trainers with a dense copy, or a persistable variable."""
         found = self.blocks.get(name)
         if found is not None:
@@ -269,7 +269,7 @@ class ProgramStore(Store):
 
     # ---- updates ----
 
-    def read(self, blocks: Sequence[dense.Block], trainer: int | None = None) -> list[tuple[Array, int]]:
+    def read(self, blocks: Sequence[dense.ServedBlock], trainer: int | None = None) -> list[tuple[Array, int]]:
         with self.lock:
             found = super().read(blocks)
             for block, (value, _) in zip(blocks, found):
