@@ -60,12 +60,11 @@ class LargeRun:
 
     def _finds_block(self) -> bool:
         """Return True if the run needs no memory beside what runs have left; wait until they have left it."""
+        if heap.keeps_blocks():
+            used, taken = LargeRun._last
+            end = time.monotonic() + _WAIT
+            while heap.used_bytes() > used + taken // 2 and time.monotonic() < end:
+                time.sleep(_PAUSE)
         if self._size > LargeRun._left:
             return LargeRun._left == 0
-        if not heap.keeps_blocks():
-            return True
-        used, taken = LargeRun._last
-        end = time.monotonic() + _WAIT
-        while heap.used_bytes() > used + taken // 2 and time.monotonic() < end:
-            time.sleep(_PAUSE)
-        return heap.holds_free(self._size + _ALIGNING_BYTES)
+        return not heap.keeps_blocks() or heap.holds_free(self._size + _ALIGNING_BYTES)

@@ -107,6 +107,21 @@ def test_a_run_waits_until_the_block_of_the_run_before_is_free(given_back, monke
     assert given_back == ["give back", "set apart", "first"] * 2 + ["second"]
 
 
+def test_a_run_of_another_block_waits_before_it_gives_the_block_back(given_back, monkeypatch):
+    monkeypatch.setattr(large_runs.heap, "keeps_blocks", lambda: True)
+    monkeypatch.setattr(large_runs.heap, "used_bytes", lambda: 0)
+    kept = LargeRun(given_back.append, large_runs.LARGE)
+    mapped = LargeRun(given_back.append, large_runs.heap.MOST_KEPT + 1)
+    mapped("mapped")
+    kept("kept")
+    del given_back[:]
+    used = iter([large_runs.LARGE, large_runs.LARGE, 0, 0])
+    monkeypatch.setattr(large_runs.heap, "used_bytes", lambda: given_back.append("used") or next(used))
+    monkeypatch.setattr(large_runs, "_WAIT", 60)
+    mapped("mapped")
+    assert given_back == ["used"] * 3 + ["give back", "used", "mapped"]
+
+
 def test_the_wait_for_a_block_ends_and_is_no_less_the_next_time(given_back, monkeypatch):
     used = iter([0, 1 << 40, 1 << 40, 0, 1 << 40, 1 << 40, 0])
     monkeypatch.setattr(large_runs.heap, "keeps_blocks", lambda: True)
