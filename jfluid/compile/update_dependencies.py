@@ -23,9 +23,9 @@ RATE = "LearningRate"
 # Gradients that an update waits for: for hundreds, as where all steps of an unrolled network share a
 # parameter, XLA takes longer to compile than all else; there the parameter is copied.
 MOST = 16
-# The update of a table waits for rows that were looked up if these have at most a fourth of its elements: a copy of the
-# table costs more than to hold the rows.
-_ROWS = 4
+# Least elements of a table whose update waits for rows that were looked up: its copy costs more than to hold the rows.
+# The number of rows decides nothing: the operations of a program are the same for batches of all sizes.
+_LARGE = 1 << 20
 
 
 class Awaited(NamedTuple):
@@ -38,8 +38,8 @@ class Awaited(NamedTuple):
         """Return the values in `env` that the update of a parameter waits for."""
         # A copy of a vector costs less than kernels that compute the awaited gradients again.
         gradients = [env[n] for n in self.gradients if n in env and np.ndim(parameter) > 1]
-        rows = [env[n] for n in self.rows if n in env]
-        return gradients + [v for v in rows if _ROWS * np.size(rows_of(v)) <= np.size(parameter)]
+        rows = [rows_of(env[n]) for n in self.rows if n in env and np.size(parameter) >= _LARGE]
+        return gradients + rows
 
 
 def awaited(items: Iterable[Item], of_filters: bool = False) -> dict[int, Awaited]:
