@@ -417,7 +417,9 @@ class ShapeStream:
     def _call(self, traced: Traced, bucket: Mapping[str, int], witness: Witness) -> Call:
         """Return the segment at the sizes of a bucket."""
         form = tuple(bucket.items())
-        witness = traced.witnesses.setdefault(form, traced.witness or witness)
+        # One batch checks the samples of all buckets, so that it is traced once; a later process chooses the same.
+        first = next(iter(traced.witnesses.values()), traced.witness or witness)
+        witness = traced.witnesses.setdefault(form, first)
 
         def made() -> Call:
             evaluate = self._evaluation(traced, bucket, witness)
