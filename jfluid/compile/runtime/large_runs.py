@@ -9,6 +9,7 @@ XLA takes the memory of intermediate results anew in each run. A second block wo
 """
 
 import contextlib
+import threading
 import time
 from collections.abc import Callable
 from typing import Any
@@ -31,7 +32,8 @@ class LargeRun:
     """
 
     _left = 0  # bytes of the largest block that runs leave in the heap
-    _last = (0, 0)  # bytes that were in use before the last run, and bytes of the intermediate results of the last run
+    # The last run: bytes in use before the run, bytes of its intermediate results, and its thread.
+    _last = (0, 0, 0)
 
     @classmethod
     def give_back(cls) -> None:
@@ -55,16 +57,17 @@ class LargeRun:
             self._is_first = False
         if self._size < heap.MOST_KEPT:
             LargeRun._left = max(LargeRun._left, self._size)
-        LargeRun._last = heap.used_bytes(), self._size
+        LargeRun._last = heap.used_bytes(), self._size, threading.get_ident()
         return self._run(*arguments)
 
     def _finds_block(self) -> bool:
         """Return True if the run needs no memory beside what runs have left; wait until they have left it."""
-        if heap.keeps_blocks():
-            used, taken = LargeRun._last
+        used, taken, thread = LargeRun._last
+        alone = heap.keeps_blocks() and thread in (0, threading.get_ident())  # runs of two threads need two blocks
+        if alone:
             end = time.monotonic() + _WAIT
             while heap.used_bytes() > used + taken // 2 and time.monotonic() < end:
                 time.sleep(_PAUSE)
         if self._size > LargeRun._left:
             return LargeRun._left == 0
-        return not heap.keeps_blocks() or heap.holds_free(self._size + _ALIGNING_BYTES)
+        return not alone or heap.holds_free(self._size + _ALIGNING_BYTES)

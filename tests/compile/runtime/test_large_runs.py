@@ -22,7 +22,7 @@ def given_back(monkeypatch):
     monkeypatch.setattr(large_runs.heap, "set_apart", lambda: found.append("set apart"))
     monkeypatch.setattr(large_runs.heap, "keeps_blocks", lambda: False)
     monkeypatch.setattr(LargeRun, "_left", 0)
-    monkeypatch.setattr(LargeRun, "_last", (0, 0))
+    monkeypatch.setattr(LargeRun, "_last", (0, 0, 0))
     return found
 
 
@@ -132,6 +132,23 @@ def test_the_wait_for_a_block_ends_and_is_no_less_the_next_time(given_back, monk
     for i in range(3):
         run(i)
     assert given_back == ["give back", "set apart", 0, "give back", 1, "give back", 2]
+
+
+def test_runs_of_several_threads_do_not_wait_for_each_other(given_back, monkeypatch):
+    monkeypatch.setattr(large_runs.heap, "keeps_blocks", lambda: True)
+    monkeypatch.setattr(large_runs.heap, "used_bytes", lambda: 0)
+    runs = [LargeRun(given_back.append, large_runs.LARGE) for _ in range(2)]
+    for run in runs:
+        run("first")
+    other = threading.Thread(target=runs[0], args=("other thread",))
+    other.start()
+    other.join()
+    del given_back[:]
+    monkeypatch.setattr(large_runs.heap, "used_bytes", lambda: 1 << 40)
+    monkeypatch.setattr(large_runs.heap, "holds_free", lambda size: False)
+    monkeypatch.setattr(large_runs, "_WAIT", 60)
+    runs[1]("second")
+    assert given_back == ["second"]
 
 
 # Runs that take an aligned block, as XLA does, and leave small values behind.
