@@ -16,7 +16,7 @@ STEADY = dict.fromkeys(growth._MORE, 1000.0)
 @pytest.mark.process
 def test_nothing_grows():
     result = subprocess.run(
-        [sys.executable, "-m", "tests.chaos.growth", "--minutes", "0.25"],
+        [sys.executable, "-m", "tests.chaos.growth", "--minutes", "0.75"],
         cwd=ROOT,
         capture_output=True,
         text=True,
