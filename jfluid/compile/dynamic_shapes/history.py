@@ -67,7 +67,6 @@ class StreamHistory:
         traced_times: number of tries to trace the segment.
         refused: reason for exact shapes; empty without any.
         refused_times: number of tries in vain.
-        warned: True if the stream has warned of exact shapes.
         pads: False once a feed was no dense array.
     """
 
@@ -77,7 +76,6 @@ class StreamHistory:
     traced_times: int
     refused: str
     refused_times: int
-    warned: bool
     pads: bool
 
     def check(self) -> None:

@@ -201,7 +201,6 @@ class ShapeStream:
             self._traced_times,
             self._refused,
             self._refused_times,
-            self._warned,
             self._pads,
         )
 
