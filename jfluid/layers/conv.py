@@ -72,7 +72,7 @@ class _Windows(NamedTuple):
         }
 
 
-def _filtered(helper: LayerHelper, input: Variable, weight: Variable, last: bool, attrs: dict[str, Any]) -> Variable:
+def _filtered(helper: LayerHelper, input: Variable, weight: Any, last: bool, attrs: dict[str, Any]) -> Variable:
     """Append the operator of `helper`, a bias for each channel, and the activation."""
     out = helper.create_variable_for_type_inference(input.dtype)
     inputs = {"Input": input, "Filter": weight}

@@ -144,7 +144,7 @@ def _add(
     fn: Callable[..., Any] | None,
     declaration: Declaration,
     attrs: Mapping[str, Attr],
-    **wants: bool,
+    **wants: Any,
 ) -> None:
     if type_ in _OPS:
         raise ValueError(f"operator {type_} is registered twice")

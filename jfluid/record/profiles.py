@@ -19,7 +19,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from jfluid import errors, step_traces
+from jfluid import errors
+from jfluid.record import step_traces
 from jfluid.record.phases import PHASES, Event
 from jfluid.security import private_files
 

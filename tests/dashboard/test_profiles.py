@@ -10,10 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from jfluid import errors, step_traces
+from jfluid import errors
 from jfluid.command import profile
 from jfluid.dashboard.runs import Runs
-from jfluid.record import profiles
+from jfluid.record import profiles, step_traces
 from tests.dashboard.test_dashboard import get, job, served  # noqa: F401
 from tests.launch_case import ENVIRONMENT, LIMIT, gang
 
