@@ -11,18 +11,18 @@ from jfluid import errors
 from jfluid.ops.optimizer import adadelta, ftrl
 from jfluid.ps_server import snapshot, specs, validation
 from jfluid.ps_server.kernels import owners_of
-from jfluid.ps_server.ledger import Call
+from jfluid.ps_server.ledger import MutationId
 from jfluid.ps_server.store import Store
 from jfluid.ps_server.table import SparseTable
 from tests.ps_server.test_table import ids_of, in_threads, ones
 
 RATE = 0.1
-ADADELTA = specs.Program(
+ADADELTA = specs.ProgramOptimizer(
     learning_rate=RATE, slots=(specs.SlotSpec(name="squared_grad"), specs.SlotSpec(name="squared_update"))
 )
-FTRL = specs.Program(learning_rate=RATE, slots=(specs.SlotSpec(name="squared"), specs.SlotSpec(name="linear")))
+FTRL = specs.ProgramOptimizer(learning_rate=RATE, slots=(specs.SlotSpec(name="squared"), specs.SlotSpec(name="linear")))
 # The sum of gradients, and how many there were.
-COUNTED = specs.Program(
+COUNTED = specs.ProgramOptimizer(
     learning_rate=RATE, slots=(specs.SlotSpec(name="sum", initial=1.5), specs.SlotSpec(name="count"))
 )
 
@@ -148,7 +148,7 @@ def test_ids_that_may_not_enter_are_left_out():
 
 def test_an_optimizer_without_slots():
     t, ids = (
-        table(specs.Program(learning_rate=1), initializer=specs.Constant(value=1)),
+        table(specs.ProgramOptimizer(learning_rate=1), initializer=specs.Constant(value=1)),
         np.arange(5),
     )
     t.update(ids, ones(ids, 3), lambda values, slots, gradients: (values * 2 + len(slots), []))
@@ -266,7 +266,7 @@ def filled(server, servers, ids):
     store, mine = Store(), ids[owners_of(ids, servers) == server]
     t = store.create_table(specs.TableSpec(name="t", width=3, initializer=specs.Normal(), optimizer=COUNTED, seed=3))
     for sequence in (1, 2):
-        with store.once(Call(0, 1, sequence, 1)):
+        with store.once(MutationId(0, 1, sequence, 1)):
             t.update(mine[::sequence], ones(mine[::sequence], 3), counted)
     t.learning_rate = 0.25
     return store

@@ -12,7 +12,7 @@ from jfluid.ps_server import ps_pb2 as pb
 from jfluid.ps_server import specs
 from jfluid.ps_server.dense import DenseBlock
 from jfluid.ps_server.errors import StateError, UnknownNameError
-from jfluid.ps_server.ledger import WINDOW, Call, Ledger
+from jfluid.ps_server.ledger import WINDOW, Ledger, MutationId
 from jfluid.ps_server.store import Change, SharedExclusiveLock, Store
 from jfluid.ps_server.wire import updates_of
 
@@ -24,7 +24,7 @@ def block(shape=(2, 3), optimizer=SGD, **more):
 
 
 def call(sequence, trainer=0, incarnation=1, outstanding=1):
-    return Call(trainer, incarnation, sequence, outstanding)
+    return MutationId(trainer, incarnation, sequence, outstanding)
 
 
 # ---- dense blocks --------------------------------------------------------------------------------
@@ -231,7 +231,7 @@ def test_a_cut_waits_for_mutations_and_mutations_for_the_cut():
 def test_gradients_for_a_program_are_refused_before_anything_changes():
     store = Store()
     store.create_table(specs.TableSpec(name="t", width=2, optimizer=SGD))
-    store.create_table(specs.TableSpec(name="p", width=2, optimizer=specs.Program(learning_rate=0.0)))
+    store.create_table(specs.TableSpec(name="p", width=2, optimizer=specs.ProgramOptimizer(learning_rate=0.0)))
     ids, values = np.arange(3, dtype="<i8").tobytes(), np.ones(6, "<f4").tobytes()
     request = pb.PushRequest(rows=[pb.RowsChange(table=name, ids=ids, values=values) for name in "tp"])
     with pytest.raises(errors.ServerError, match="table p: its optimizer is a program.*push values or differences"):

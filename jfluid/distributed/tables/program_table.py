@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from jfluid.distributed.programs.server_program import Update
+from jfluid.distributed.programs.server_program import UpdateBlock
 from jfluid.distributed.tables.row_updates import RowUpdate, row_update_of
 from jfluid.files.tensor_format import load_rows
 from jfluid.ir.operator import Operator
@@ -85,7 +85,7 @@ class ProgramTable(SparseTable):
 
 
 def make_table(
-    update: Update,
+    update: UpdateBlock,
     scope: Scope,
     tensor: Callable[[str], Any],
     seed: int,
@@ -111,7 +111,7 @@ def make_table(
         )
     )
     table.rate = row_update.rate
-    if isinstance(row_update.optimizer, specs.Program):
+    if isinstance(row_update.optimizer, specs.ProgramOptimizer):
         table.variables = {name: name for name in parts.slots}
     elif update.ops:
         table.name_variables(update.ops[-1])
