@@ -71,7 +71,7 @@ class Examination(Walker):
         self._values.clear()
 
     def _bind(self, name: str, value: Value, maybe: bool = False) -> None:
-        """Let a name of this scope stand for a value; see `Scope.bind`."""
+        """Let a name of this scope stand for a value; see `NameScope.bind`."""
         self._scope.bind(name, value, maybe)
         self._values.clear()
 

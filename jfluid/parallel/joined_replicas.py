@@ -127,7 +127,7 @@ class JoinedReplicas(OneDevice):
         parts = [np.asarray(shard.data) for shard in shards]
         return None if all(map(np.array_equal, parts[1:], parts[:-1])) else np.stack(parts)
 
-    def sequence_sizes(self) -> padding.Buckets | None:
+    def sequence_sizes(self) -> padding.SequenceBuckets | None:
         return self._stacker.buckets
 
     def enter(self, feeds: Any) -> Env:

@@ -130,7 +130,7 @@ class Replicas(Placement):
                 found[name] = jax.make_array_from_single_device_arrays(found[name].shape, self.home(name), parts)
         return found
 
-    def sequence_sizes(self) -> padding.Buckets | None:
+    def sequence_sizes(self) -> padding.SequenceBuckets | None:
         return self._stacker.buckets
 
     def enter(self, feeds: Sequence[Mapping[str, Any]]) -> Env:

@@ -210,7 +210,7 @@ class Placement(ABC):
         """Return the number of replicas that run segment `at` together, or None without replicas."""
         return None
 
-    def sequence_sizes(self) -> padding.Buckets | None:
+    def sequence_sizes(self) -> padding.SequenceBuckets | None:
         """Return the sizes to which feeds with a LoD are padded; None if the placement chooses no sizes."""
         return None
 
@@ -344,7 +344,7 @@ class OneDevice(Placement):
     def padder(self) -> Padder | None:
         return self if self.pads else None
 
-    def sequence_sizes(self) -> padding.Buckets | None:
+    def sequence_sizes(self) -> padding.SequenceBuckets | None:
         return self._buckets
 
     def context(self) -> AbstractContextManager[Any]:
