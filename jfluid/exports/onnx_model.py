@@ -34,7 +34,7 @@ def to_onnx(model: LoadedModel) -> tuple[bytes, float]:
     unknown = sorted({op.type for op in ops} - set(CONVERTERS) - set(SEQUENCES))
     if unknown:
         raise errors.UnsupportedError(
-            f"onnx: there is nothing for operators {', '.join(unknown)}; export with --to stablehlo or --to jax"
+            f"onnx: no conversion of operators {', '.join(unknown)}; export with --to stablehlo or --to jax"
         )
     graph = OnnxBuilder(model)
     for op in ops:
