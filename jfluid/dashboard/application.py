@@ -260,6 +260,7 @@ def server(runs: Runs, listening: socket.socket, access: Access | None) -> uvico
             application(runs, access, listening.getsockname()[1]),
             _MOST_CONNECTIONS,
             head_bytes=_HEAD_BYTES,
+            half_closed=False,  # a page that is gone has closed its stream of events
             lifespan="off",
             server_header=False,
             timeout_graceful_shutdown=1,

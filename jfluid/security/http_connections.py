@@ -31,13 +31,14 @@ class Connection(H11Protocol):
     """A connection, and since when the server waits for its client.
 
     Attributes:
-        most, seconds, head_bytes: see `configured`.
+        most, seconds, head_bytes, half_closed: see `configured`.
         others: descriptors of the process that are no connections.
     """
 
     most = 4096
     seconds = 10.0
     head_bytes = 8 << 10
+    half_closed = True
     others = 0
 
     def __init__(self, *args: Any, **options: Any):
@@ -124,7 +125,7 @@ class Connection(H11Protocol):
 
     def eof_received(self) -> bool:  # type: ignore[override]
         """Note that the client sends no more. A client that has sent a whole request gets its answer."""
-        self._half_closed = not self._is_idle() and not self.cycle.more_body
+        self._half_closed = self.half_closed and not self._is_idle() and not self.cycle.more_body
         return self._half_closed
 
     def send_400_response(self, msg: str) -> None:
@@ -189,11 +190,11 @@ def configured(
     Args:
         most: connections at a time; one more ends the connection that the server has waited for longest.
         seconds: that the server waits for the head of a request, or until a client takes more of an answer.
-        options: further settings of uvicorn, and `head_bytes`: the largest head of a request, or of a piece of its
-            body.
+        options: further settings of uvicorn, and two of connections: `head_bytes`, the largest head of a request, or of
+            a piece of its body; `half_closed`, True to answer a client that has ended its side after a whole request.
     """
-    head_bytes = options.pop("head_bytes", Connection.head_bytes)
-    bounds = {"most": most, "seconds": seconds, "head_bytes": head_bytes, "others": _descriptors()}
+    bounds = {name: options.pop(name) for name in ("head_bytes", "half_closed") if name in options}
+    bounds |= {"most": most, "seconds": seconds, "others": _descriptors()}
     return Config(
         application,
         http=type("Connection", (Connection,), bounds),

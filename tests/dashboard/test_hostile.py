@@ -187,3 +187,15 @@ def test_the_page_of_a_hostile_record(page, tmp_path):  # noqa: F811
         page.open("about:blank")
         wait_until(lambda: runs.listeners == 0)
     assert complaints == []
+
+
+def test_a_page_that_is_gone_is_no_listener_any_more(job):  # noqa: F811
+    runs = Runs([job])
+    with served(runs) as port:
+        with socket.create_connection(("127.0.0.1", port)) as client:
+            client.sendall(b"GET /events HTTP/1.1\r\nHost: localhost\r\n\r\n")
+            wait_until(lambda: runs.listeners == 1)
+        until = time.monotonic() + 8  # below the time between two signs of life
+        while runs.listeners and time.monotonic() < until:
+            time.sleep(0.05)
+        assert runs.listeners == 0
