@@ -27,7 +27,7 @@ _FEW, _PIECES = 64, 64  # bytes of a piece of a body, and how many such a body m
 _WAITING, _ACCEPTED = 256, 4  # connections that the system keeps, and that the event loop accepts at once
 
 
-class Connection(H11Protocol):
+class HttpConnection(H11Protocol):
     """A connection, and since when the server waits for its client.
 
     Attributes:
@@ -86,8 +86,8 @@ class Connection(H11Protocol):
 
         Some connections that have waited for over a second are evicted with it: to find several takes as long as one.
         """
-        found = [c for c in self.connections if isinstance(c, Connection)]
-        longest = heapq.nsmallest(_AT_ONCE, found, key=Connection.waits_since)
+        found = [c for c in self.connections if isinstance(c, HttpConnection)]
+        longest = heapq.nsmallest(_AT_ONCE, found, key=HttpConnection.waits_since)
         for i, connection in enumerate(longest):
             if i == 0 or connection.waits_since() < time.monotonic() - 1:
                 connection.transport.abort()
@@ -101,7 +101,7 @@ class Connection(H11Protocol):
             self._look = self.loop.call_later(_LOOK, self._end_if_late)
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """End."""
+        """Stop the timer of a connection that has ended."""
         if self._look is not None:
             self._look.cancel()
         super().connection_lost(exc)
@@ -183,7 +183,7 @@ class Server(uvicorn.Server):
 
 
 def configured(
-    application: Any, most: int = Connection.most, seconds: float = Connection.seconds, **options: Any
+    application: Any, most: int = HttpConnection.most, seconds: float = HttpConnection.seconds, **options: Any
 ) -> Config:
     """Return uvicorn's settings for an application whose connections have these bounds.
 
@@ -197,7 +197,7 @@ def configured(
     bounds |= {"most": most, "seconds": seconds, "others": _descriptors()}
     return Config(
         application,
-        http=type("Connection", (Connection,), bounds),
+        http=type("HttpConnection", (HttpConnection,), bounds),
         # The loop that is everywhere: it pauses where there are no descriptors for a connection.
         loop="asyncio",
         ws="none",

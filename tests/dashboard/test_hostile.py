@@ -127,7 +127,7 @@ def test_a_crowd_of_strangers_shuts_nobody_out(job, says):  # noqa: F811
 
 
 def test_silent_connections_end(job, monkeypatch):  # noqa: F811
-    monkeypatch.setattr(http_connections.Connection, "seconds", 0.5)
+    monkeypatch.setattr(http_connections.HttpConnection, "seconds", 0.5)
     monkeypatch.setattr(http_connections, "_LOOK", 0.1)
     monkeypatch.setattr(http_connections.configured, "__defaults__", (4096, 0.5))
     with served(Runs([job])) as port, socket.create_connection(("127.0.0.1", port)) as client:
