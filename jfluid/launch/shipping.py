@@ -32,7 +32,6 @@ _LOG_BYTES = 1 << 20
 _MOST_FILES = 20_000  # of all hosts
 _LOG_BACKLOG = 256 << 10  # of a log: what lies farther behind its end is left out
 _LOG = re.compile(r"(worker|server)log\.\d{1,9}", re.ASCII)
-_NAME = re.compile(r"(trainer|server|process|launcher)\.(\d{1,9})\.jsonl", re.ASCII)
 _PROFILE = re.compile(r"profile-\w{1,32}/(trainer|server)\.(\d{1,9})\.json\.gz", re.ASCII)
 
 
@@ -228,7 +227,7 @@ class Receiver:
         except ValueError:
             return
         try:
-            if (match := _NAME.fullmatch(message.name)) is not None:
+            if (match := lines.NAME.fullmatch(message.name)) is not None:
                 role, rank = match.groups()
                 fits = int(rank) == node if role == "launcher" else True
                 if fits and self._owns(message.name, node):

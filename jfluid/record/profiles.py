@@ -75,7 +75,7 @@ def read_request(folder: Path) -> ProfileRequest | None:
         with open(folder / REQUEST, "rb") as file:
             fields = json.loads(file.read(_LONGEST_REQUEST))
         request = ProfileRequest(**fields)
-    except (OSError, ValueError, TypeError):
+    except (OSError, ValueError, TypeError, RecursionError):
         return None
     times = (request.begin or 0.0, request.end or 0.0)
     whole = type(request.steps) is int and 0 < request.steps <= MOST_STEPS
