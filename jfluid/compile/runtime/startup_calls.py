@@ -39,13 +39,25 @@ class StartupCall(WaitedCall):
         device: jax.Device,
     ):
         self._fresh, self._compiled, self._device = fresh, compiled, device
-        self._rest: tuple[Listing, Any] | None = None  # of NumPy, and a tree of the numbers of its results
-        self._draws = Executables(self._jitted_draws, entry and entry.with_part(self, "draws"))
+        self._rest = rest = _Rest()
+
+        def traced(*arguments: Any) -> Any:
+            whole = compiled(fresh()).trace(*arguments)
+            draws, after = divided(whole.jaxpr)
+            tree = jax.tree.unflatten(jax.tree.structure(whole.out_info), range(len(after.jaxpr.outvars)))
+            rest.learn((Listing(after), tree))
+
+            def draw(*given: Any) -> list[Any]:
+                return core.jaxpr_as_fun(draws)(*jax.tree.leaves(given))  # type: ignore[no-any-return]
+
+            return compiled(draw).trace(*arguments)
+
+        # no reference to this call: executables go away together with the call, without a garbage collection
+        self._draws = Executables(lambda: _Jitted(traced), entry and entry.with_part(rest, "draws"))
 
     def __call__(self, *arguments: Any) -> Any:
         drawn = self._draws(*arguments)
-        assert self._rest is not None  # the call has traced the program, or loaded the results of tracing
-        listing, tree = self._rest
+        listing, tree = self._rest.noted()
         values = [np.asarray(v) for v in drawn]
         whole = {id(v): own for v, own in zip(values, drawn)}
         with np.errstate(all="ignore"):
@@ -59,29 +71,20 @@ class StartupCall(WaitedCall):
         """Return the whole program, lowered for XLA."""
         return self._compiled(self._fresh()).trace(*arguments).lower()
 
+
+class _Rest:
+    """The listing that NumPy runs after the draws, and a tree of the numbers of its results: see `Beside`."""
+
+    def __init__(self) -> None:
+        self._noted: tuple[Listing, Any] | None = None  # until the program is traced or loaded
+
     def noted(self) -> Any:
-        """See `executable_cache.Beside`."""
-        return self._rest
+        """Return both."""
+        return self._noted
 
     def learn(self, noted: Any) -> None:
-        """See `executable_cache.Beside`."""
-        self._rest = noted
-
-    def _jitted_draws(self) -> "_Jitted":
-        """Return the draws in the form of `jax.jit`."""
-        return _Jitted(self._traced_draws)
-
-    def _traced_draws(self, *arguments: Any) -> Any:
-        """Trace the program, note the operations of NumPy, and return the traced draws."""
-        traced = self._compiled(self._fresh()).trace(*arguments)
-        draws, rest = divided(traced.jaxpr)
-        structure = jax.tree.structure(traced.out_info)
-        self._rest = Listing(rest), jax.tree.unflatten(structure, range(len(traced.jaxpr.jaxpr.outvars)))
-
-        def draw(*given: Any) -> list[Any]:
-            return core.jaxpr_as_fun(draws)(*jax.tree.leaves(given))  # type: ignore[no-any-return]
-
-        return self._compiled(draw).trace(*arguments)
+        """Take both, of tracing or from a file."""
+        self._noted = noted
 
 
 class _Jitted(NamedTuple):
