@@ -238,9 +238,9 @@ def set_gradient_clip(
 ) -> None:
     """Attach `clip` to parameters; an optimizer without `grad_clip` applies it in `minimize`.
 
-    As in Fluid 1.8, nothing is clipped unless every parameter has a clip. If clips differ, the clip
-    of the last parameter (by name) is applied to all. The optimizer's `grad_clip` argument has
-    neither of these traps.
+    As in Fluid 1.8, nothing is clipped unless every parameter has a clip, `need_clip` has no effect, and the clip of
+    the last parameter (by name) is applied to all if clips differ. Each case gives a warning. The optimizer's
+    `grad_clip` argument has none of these traps.
 
     Args:
         clip: the clip.
@@ -283,7 +283,14 @@ def append_gradient_clip_ops(params_grads: Sequence[ParamGrad]) -> list[ParamGra
     for name, norms in groups.items():
         if len(norms) > 1:
             raise errors.ProgramError(f"gradient clip group {name}: expected one clip_norm, found {sorted(norms)}")
-    last = clips[-1]
+    last = copy.copy(clips[-1])
+    if any(clip._need_clip_func is not None for clip in clips):
+        warnings.warn(
+            "set_gradient_clip: every gradient is clipped, as in Fluid, which does not ask need_clip here. "
+            "Give the optimizer grad_clip with need_clip instead.",
+            stacklevel=2,
+        )
+        last._need_clip_func = None
     if len({(type(c), str(c), getattr(c, "group_name", None)) for c in clips}) > 1:
         warnings.warn(
             "set_gradient_clip: the parameters have different clips; as in Fluid, the clip of "

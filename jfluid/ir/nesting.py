@@ -67,5 +67,6 @@ def check_depth(block: Any) -> None:
         if depth > MOST_DEPTH:
             raise errors.ProgramError(
                 f"block {block.idx} is nested in more than {MOST_DEPTH} blocks: nest fewer conditions "
-                "and loops (layers.case and switch_case nest one for each branch)"
+                "and loops (layers.case and switch_case nest one for each branch). A converted function that calls "
+                "itself in a branch upon a tensor nests without end: write a while loop, or decide by a Python number"
             )

@@ -119,7 +119,7 @@ def _max_pool(
     spread = [[1] * x.ndim, [1] * x.ndim]
     for axis, k, s in zip(axes, kernel, strides):
         spread[0][axis], spread[1][axis] = k, s
-    return lax.reduce_window(x, jnp.asarray(-jnp.inf, x.dtype), lax.max, spread[0], spread[1], "VALID")
+    return lax.reduce_window(x, np.array(-np.inf, x.dtype), lax.max, spread[0], spread[1], "VALID")
 
 
 def _max_plane(x: jax.Array, axes: Sequence[int]) -> jax.Array:

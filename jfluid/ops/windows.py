@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import lax
 
 from jfluid import errors
@@ -153,4 +154,4 @@ def _reduce_window(x: jax.Array, axis: int, kernel: int, stride: int, out: int) 
     def at_axis(n: int) -> tuple[int, ...]:
         return tuple(n if i == axis else 1 for i in range(x.ndim))
 
-    return lax.reduce_window(x, jnp.zeros((), x.dtype), lax.add, at_axis(kernel), at_axis(stride), "VALID")
+    return lax.reduce_window(x, np.zeros((), x.dtype), lax.add, at_axis(kernel), at_axis(stride), "VALID")

@@ -3,9 +3,11 @@
 import numpy as np
 import pytest
 
+import jfluid as fluid
+from jfluid import layers
 from jfluid.distributed.trainer.communicator import Communicator
 from jfluid.transpiler.config import DistributedMode
-from tests.distributed.job import Job, alone, batches, net
+from tests.distributed.job import Job, alone, batches, net, numbers
 
 FEEDS = batches(12)
 # Each table with each placement of pieces, one to three servers, two and three trainers.
@@ -57,3 +59,35 @@ def test_synchronous_communicators_equal_one(optimizer, kind):
         for communicator in communicators:
             communicator.stop()
     check(losses, found, kind, optimizer)
+
+
+@pytest.mark.parametrize("sparse", [False, True])
+def test_a_table_that_is_looked_up_twice_trains_as_alone(sparse):
+    def build():
+        table = fluid.ParamAttr("table", initializer=numbers(40, 4))
+        ids = [fluid.data(name, [None, 1], dtype="int64") for name in ("first", "second")]
+        rows = [fluid.embedding(i, [40, 4], is_sparse=sparse, param_attr=table) for i in ids]
+        weight = fluid.ParamAttr("w", initializer=numbers(8, 1))
+        joined = layers.reshape(layers.concat(rows, axis=-1), [-1, 8])
+        predicted = layers.fc(joined, 1, param_attr=weight, bias_attr="b")
+        loss = layers.mean(layers.square_error_cost(predicted, fluid.data("y", [None, 1])))
+        fluid.optimizer.Adam(0.01).minimize(loss)
+        return loss, predicted
+
+    random = np.random.RandomState(0)
+    feeds = [
+        {
+            "first": random.randint(0, 20, [12, 1]),
+            "second": random.randint(10, 40, [12, 1]),
+            "y": random.rand(12, 1).astype("float32"),
+        }
+        for _ in range(4)
+    ]
+    with Job(build, 2, 2) as job:
+        job.begin()
+        losses = job.steps(feeds)
+        found = job.parameters()
+    wanted, parameters = alone(build, feeds)
+    np.testing.assert_allclose(losses, wanted, rtol=1e-5)
+    for name, value in parameters.items():
+        np.testing.assert_allclose(found[name], value, rtol=1e-4, atol=1e-5, err_msg=name)

@@ -127,6 +127,20 @@ def test_a_converted_function_builds_the_program(function):
     assert sorted(p.name for p in main.all_parameters()) == names
 
 
+def halved(x):
+    if layers.reduce_sum(x) > 10.0:
+        return halved(x * 0.5)
+    return x
+
+
+def test_a_recursion_that_a_tensor_decides_names_the_remedy():
+    with fluid.program_guard(fluid.Program(), fluid.Program()):
+        with pytest.raises(errors.ProgramError, match="calls itself in a branch upon a tensor .* write a while loop"):
+            dygraph_to_static_func(halved)(layers.assign(X))
+    with guard():
+        assert float(layers.reduce_sum(halved(to_variable(X + 9))).numpy()[0]) == 5.25
+
+
 def test_what_dygraph_alone_can_do_is_refused_in_fluids_words():
     words = "'{}' should be called by imperative Varible in imperative mode, please use "
     words += "fluid.dygraph.guard() as context to run it in imperative mode"

@@ -1,5 +1,5 @@
-"""A seed gives eager layers the numbers of the same layers in a program, as in Fluid: Fluid's cases of GANs and
-policy gradients compare both.
+"""A seed gives eager layers the numbers of the same layers in a program, as in Fluid: Fluid's cases of GANs,
+graph networks and policy gradients compare both.
 """
 
 import numpy as np
@@ -40,6 +40,25 @@ class Policy(Layer):
         return layers.softmax(self.outer(x), axis=1)
 
 
+class GraphConvolution(Layer):
+    def __init__(self, given, made):
+        super().__init__()
+        self.weight = self.create_parameter(attr=None, shape=[given, made], dtype="float32")
+        self.bias = self.create_parameter(attr=None, shape=[made], dtype="float32")
+
+    def forward(self, features, edges):
+        return layers.matmul(edges, layers.matmul(features, self.weight)) + self.bias
+
+
+class Graph(Layer):
+    def __init__(self):
+        super().__init__()
+        self.first, self.second = GraphConvolution(8, 16), GraphConvolution(16, 4)
+
+    def forward(self, features, edges):
+        return self.second(layers.relu(self.first(features, edges)), edges)
+
+
 def crossed(scores, label):
     wanted = layers.fill_constant([2, 1], "float32", label)
     return layers.reduce_mean(layers.sigmoid_cross_entropy_with_logits(scores, wanted))
@@ -60,15 +79,22 @@ def rewarded(nets, state, mask, reward):
     return layers.reduce_sum(layers.elementwise_mul(reward, layers.reduce_sum(chosen, dim=-1)))
 
 
+def classified(nets, features, edges):
+    wanted = layers.fill_constant([20, 1], "int64", 2)
+    return layers.reduce_sum(layers.softmax_with_cross_entropy(nets[0](features, edges), wanted))
+
+
 GAN = {"image": np.ones((2, 1), "float32"), "noise": np.ones((2, 2), "float32")}
 GAME = {
     "state": np.random.RandomState(0).normal(size=4).astype("float32"),
     "mask": np.array([[0, 1]], "float32"),
     "reward": np.array([0.417], "float32"),
 }
+GRAPH = {name: np.random.RandomState(1).rand(20, n).astype("float32") for name, n in (("features", 8), ("edges", 20))}
 CASES = {
     "gan": (lambda: (Discriminator(), Generator()), (discriminated, generated), GAN),
     "policy": (lambda: (Policy(),), (rewarded,), GAME),
+    "graph": (lambda: (Graph(),), (classified, classified), GRAPH),
 }
 
 

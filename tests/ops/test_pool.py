@@ -5,6 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+import jfluid as fluid
 from jfluid import errors
 from jfluid.ops import registry
 from tests.op_case import check
@@ -178,6 +179,23 @@ def test_long_windows_of_averages():
     attrs = {"pooling_type": "avg", "ksize": [1, 40], "strides": [1, 3]}
     expected = pool(x, windows(x, [1, 40], [1, 3], [0, 0]), "avg").astype("float32")
     check("pool2d", {"X": x}, attrs, expect={"Out": expected})
+
+
+@pytest.mark.parametrize("how", ["max", "avg"])
+def test_long_windows_train_in_programs(how):
+    values = RNG.permutation(160).reshape(1, 1, 4, 40).astype("float32")
+    x = fluid.data("x", [1, 1, 4, 40])
+    x.stop_gradient = False
+    loss = fluid.layers.reduce_sum(fluid.layers.pool2d(x, [1, 34], how, pool_stride=[1, 3]))
+    fluid.backward.append_backward(loss)
+    (grad,) = fluid.Executor(fluid.CPUPlace()).run(feed={"x": values}, fetch_list=["x@GRAD"])
+    expected = np.zeros_like(values)
+    for row in range(4):
+        for start in (0, 3, 6):
+            window = values[0, 0, row, start : start + 34]
+            share = window == window.max() if how == "max" else 1 / 34
+            expected[0, 0, row, start : start + 34] += share
+    np.testing.assert_allclose(grad, expected, rtol=1e-6)
 
 
 @pytest.mark.parametrize(

@@ -152,6 +152,19 @@ def test_with_different_clips_the_last_is_applied_to_all_as_in_fluid():
     close(found, W_GRAD * factor, B_GRAD * factor)
 
 
+@pytest.mark.parametrize("kind", [GradientClipByValue, GradientClipByNorm, GradientClipByGlobalNorm])
+def test_set_gradient_clip_does_not_ask_need_clip_as_in_fluid(kind):
+    loss = net()
+    set_gradient_clip(kind(0.05, need_clip=lambda p: False))
+    with pytest.warns(UserWarning, match="every gradient is clipped, as in Fluid"):
+        found = updated(fluid.optimizer.SGD(1.0), loss)
+    if kind is GradientClipByValue:
+        close(found, np.clip(W_GRAD, -0.05, 0.05), np.clip(B_GRAD, -0.05, 0.05))
+    else:
+        norms = [norm(W_GRAD, B_GRAD)] * 2 if kind is GradientClipByGlobalNorm else [norm(W_GRAD), norm(B_GRAD)]
+        close(found, W_GRAD * 0.05 / norms[0], B_GRAD * 0.05 / norms[1])
+
+
 def test_one_group_has_one_norm():
     loss = net()
     set_gradient_clip(GradientClipByGlobalNorm(0.3), ["fc_0.w_0"])

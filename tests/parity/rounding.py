@@ -41,6 +41,20 @@ def convolution(fluid, dtype):
     return _classified(fluid, layers.pool2d(x, global_pooling=True, pool_type="max"))
 
 
+def windows(fluid, dtype):
+    """Build convolutions with more filters than positions, pools of each form, a transposition and narrow products."""
+    layers = fluid.layers
+    x = layers.conv2d(fluid.data("image", [2, 3, 8, 71], dtype), 24, 3, padding=1, act="relu6")
+    x = layers.pool2d(x, [1, 64], "avg", pool_stride=1)
+    x = layers.pool2d(x, 3, "max", pool_stride=2, pool_padding=1)
+    x = layers.conv2d(x, 64, 3, padding=1, act="relu")
+    x = layers.conv2d(layers.elementwise_max(x, layers.scale(x, -0.5)), 48, 3, padding=1)
+    x = layers.pool2d(x, 2, "avg", pool_stride=2)
+    x = layers.fc(layers.transpose(x, [0, 2, 3, 1]), 2, num_flatten_dims=3)
+    x = layers.fc(layers.reshape(x, [-1, 2]), 40, act="tanh")
+    return _classified(fluid, x)
+
+
 def _sequences(fluid, dtype):
     return fluid.data("words", [None, 20], dtype, lod_level=1)
 
@@ -85,12 +99,14 @@ def row(fluid, dtype):
     return loss
 
 
-NETS = {f.__name__: f for f in (residual, convolution, gru, lstm, lstm_of_20_cells, product, row)}
+NETS = {f.__name__: f for f in (residual, convolution, windows, gru, lstm, lstm_of_20_cells, product, row)}
 
 
 def feeds(fluid, net, random, dtype):
     """Return the feed of a net."""
-    if net in ("residual", "convolution"):
+    if net == "windows":
+        given, count = {"image": random.randn(2, 3, 8, 71).astype("float32").astype(dtype)}, 8
+    elif net in ("residual", "convolution"):
         size = 16 if net == "residual" else 24
         given, count = {"image": random.randn(4, 3, size, size).astype("float32").astype(dtype)}, 4
     elif net == "product":

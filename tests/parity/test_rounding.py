@@ -1,6 +1,10 @@
 """Rounding of each group of CPU kernels and of XLA's code: at most twice the real Fluid's error against float64."""
 
+import ast
+import inspect
 import json
+import sys
+import threading
 from pathlib import Path
 
 import jax
@@ -8,6 +12,7 @@ import numpy as np
 import pytest
 
 import jfluid as fluid
+from jfluid.compile.rewrites import image_convolution, image_layout, matmul_dispatch
 from jfluid.flags import CPU_KERNELS
 from jfluid.machine_code import kernel_registry
 from tests.parity import rounding
@@ -58,3 +63,34 @@ def test_a_net_rounds_as_little_as_in_fluid(kernels, net):
         golden = GOLDEN["lstm_of_20_cells"]  # the gradient of Fluid's kernel is wrong for a multiple of 8 cells
     assert found["gradient"] <= 2 * golden["gradient"]
     assert found["loss"] <= max(2 * EPSILON, 2 * golden["loss"])  # a loss is one number: two bits
+
+
+@pytest.mark.parametrize("rewrite", [image_convolution, image_layout, matmul_dispatch], ids=lambda m: m.__name__[23:])
+def test_the_nets_reach_each_function_of_a_rewrite(rewrite, reached):
+    functions = {n.name for n in ast.walk(ast.parse(inspect.getsource(rewrite))) if isinstance(n, ast.FunctionDef)}
+    unrounded = {"_maximum"}  # a selection
+    assert functions - reached[rewrite.__file__] == functions & unrounded
+
+
+@pytest.fixture(scope="module")
+def reached():
+    """Names of the functions of each rewrite's file that steps of the nets of images call."""
+    found = {module.__file__: set() for module in (image_convolution, image_layout, matmul_dispatch)}
+
+    def note(frame, event, _):
+        if event == "call" and frame.f_code.co_filename in found:
+            found[frame.f_code.co_filename].add(frame.f_code.co_name)
+
+    before = fluid.get_flags(["FLAGS_cpu_kernels", "FLAGS_compilation_cache_dir"])
+    fluid.set_flags({"FLAGS_cpu_kernels": True, "FLAGS_compilation_cache_dir": ""})
+    profilers = sys.getprofile(), threading.getprofile()
+    sys.setprofile(note)
+    threading.setprofile(note)  # a thread prepares machine code
+    try:
+        for net in ("residual", "convolution", "windows"):
+            rounding.run(fluid, "float32", net)
+    finally:
+        sys.setprofile(profilers[0])
+        threading.setprofile(profilers[1])
+        fluid.set_flags(before)
+    return found

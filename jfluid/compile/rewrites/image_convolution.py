@@ -45,9 +45,6 @@ class Filter:
         """[out, in, *kernel]."""
         return tuple(self.array.shape[self.order.index(d)] for d in range(self.array.ndim))
 
-    def given(self) -> Array:
-        return lax.transpose(self.array, [self.order.index(d) for d in range(self.array.ndim)])
-
 
 def expect(filters: Sequence[Sequence[int]], weights: Sequence[Sequence[int]] = ()) -> None:
     """Start a thread that compiles machine code for convolutions and layers while the step is traced.
