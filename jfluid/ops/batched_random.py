@@ -19,7 +19,7 @@ from jax.extend.random import threefry2x32_p
 
 from jfluid.ir.types import VarType
 
-MOST = 1 << 22  # numbers per batch, which take about twenty temporary bytes each
+MOST = 1 << 25  # numbers per batch
 # Fewer numbers than _LARGE are drawn at once, by all threads: in half the time, and several times the memory.
 _PART, _LARGE, _LARGE_PART = 1 << 18, 1 << 25, 1 << 20
 _ROOT = np.float32(math.sqrt(2))
@@ -77,9 +77,11 @@ def standard(kinds: Sequence[str], keys: jax.Array, sizes: Sequence[int]) -> lis
         drawn = bits(keys[of], places - jnp.asarray(ends - sizes, np.uint32)[of])
         return shaped(drawn) if len(groups) == 1 else drawn
 
-    # Indices fill all parts: XLA would pad each one separately.
+    # Parts are of one size: XLA would pad each one separately. Indices of all parts would take memory.
     parts = _parts(total)
-    numbers, at = _in_parts(draw, jax.lax.iota(np.uint32, -(-total // parts) * parts)), 0
+    part = -(-total // parts)
+    starts = jax.lax.iota(np.uint32, parts) * np.uint32(part)
+    numbers, at = jax.lax.map(lambda start: draw(start + jax.lax.iota(np.uint32, part)), starts).ravel(), 0
     found = []
     for kind, of in groups:
         values, start = numbers, at
