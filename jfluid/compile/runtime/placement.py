@@ -386,7 +386,9 @@ class OneDevice(Placement):
         return ()
 
     def executables(self, at: int, fresh: Callable[[], Function], entry: executable_cache.Entry | None = None) -> Call:
-        if self.plan.starts_anew and not self.on_gpus:
+        plan = self.plan
+        initializes = plan.starts_anew and plan.updated and not plan.fetches and not plan.segments[at].reads
+        if initializes and not self.on_gpus:
             return StartupCall(fresh, lambda function: self.compiled(at, function), entry, self.device)
         fixed = not self.pads or self.repeatable or self.feed_shares() is not None
         interprets = None if fixed else device_of_interpreter(self.device)

@@ -15,10 +15,11 @@ from jfluid.compile.numpy_steps import elementwise, shapes
 from jfluid.compile.numpy_steps.interpreter import Listing
 from jfluid.compile.runtime import executable_cache
 from jfluid.compile.runtime.executables import Executables, WaitedCall
+from jfluid.host import aligned_memory
 
 _RULES = (elementwise, shapes)  # their import registers the rules
-# Primitives of which each NumPy rule gives the correctly rounded result.
-_EXACT = frozenset("add broadcast_in_dim convert_element_type max mul reshape slice squeeze sub transpose".split())
+# Primitives without arithmetic: XLA fuses a multiplication and an addition, and rounds once.
+_EXACT = frozenset("broadcast_in_dim convert_element_type reshape slice squeeze transpose".split())
 
 
 class StartupCall(WaitedCall):
@@ -42,7 +43,8 @@ class StartupCall(WaitedCall):
         self._rest = rest = _Rest()
 
         def traced(*arguments: Any) -> Any:
-            whole = compiled(fresh()).trace(*arguments)
+            program = fresh()
+            whole = compiled(program).trace(*arguments)
             draws, after = divided(whole.jaxpr)
             tree = jax.tree.unflatten(jax.tree.structure(whole.out_info), range(len(after.jaxpr.outvars)))
             rest.learn((Listing(after), tree))
@@ -50,6 +52,7 @@ class StartupCall(WaitedCall):
             def draw(*given: Any) -> list[Any]:
                 return core.jaxpr_as_fun(draws)(*jax.tree.leaves(given))  # type: ignore[no-any-return]
 
+            draw.__name__ = draw.__qualname__ = program.__name__
             return compiled(draw).trace(*arguments)
 
         # no reference to this call: executables go away together with the call, without a garbage collection
@@ -58,18 +61,28 @@ class StartupCall(WaitedCall):
     def __call__(self, *arguments: Any) -> Any:
         drawn = self._draws(*arguments)
         listing, tree = self._rest.noted()
-        values = [np.asarray(v) for v in drawn]
-        whole = {id(v): own for v, own in zip(values, drawn)}
-        with np.errstate(all="ignore"):
-            found = listing.run(values)
-        # JAX copies no array at an address divisible by 64, and views would keep all draws.
-        made = [whole.get(id(v), v if v.base is None else np.array(v)) for v in found]
-        placed = jax.device_put(made, self._device)
+        placed = jax.device_put(_apart(listing, drawn), self._device)
         return jax.tree.map(placed.__getitem__, tree)
 
     def lower(self, *arguments: Any) -> Any:
         """Return the whole program, lowered for XLA."""
         return self._compiled(self._fresh()).trace(*arguments).lower()
+
+
+def _apart(listing: Listing, drawn: list[jax.Array]) -> list[Any]:
+    """Return the results of a listing for drawn numbers. No two of the results share memory."""
+    values = [np.asarray(v) for v in drawn]
+    results = listing.run(values)
+    whole = {id(value): own for value, own in zip(values, drawn)}
+    own = {id(v): whole[id(v)] for v in results if id(v) in whole}
+    del values, whole
+    drawn.clear()
+    # JAX copies no array at an address divisible by 64. The draws go away with the last view.
+    for at, value in enumerate(results):
+        results[at] = own.pop(id(value), None)
+        if results[at] is None:
+            results[at] = aligned_memory.copied(value)
+    return results
 
 
 class _Rest:
@@ -99,7 +112,7 @@ def divided(program: Any) -> tuple[Any, Any]:
     The results of the first are the arguments of the second.
     """
     jaxpr = program.jaxpr
-    read, drawn = _variables(jaxpr.outvars), set[Any]()
+    read, drawn = set(_variables(jaxpr.outvars)), set[Any]()
     draws, rest = list[Any](), list[Any]()
     for equation in reversed(jaxpr.eqns):
         if not equation.effects and read.isdisjoint(equation.outvars):
@@ -107,20 +120,22 @@ def divided(program: Any) -> tuple[Any, Any]:
         by_numpy = drawn.isdisjoint(equation.outvars) and _is_exact(equation)
         (rest if by_numpy else draws).append(equation)
         operands = _variables(equation.invars)
-        read |= operands
+        read.update(operands)
         if not by_numpy:
-            drawn |= operands
+            drawn.update(operands)
+    constants = dict(zip(jaxpr.constvars, program.consts, strict=True))
     made = {var for equation in rest for var in equation.outvars}
-    taken = [v for equation in rest[::-1] for v in equation.invars] + list(jaxpr.outvars)
-    between = list(dict.fromkeys(v for v in taken if not isinstance(v, core.Literal) and v not in made))
+    taken = dict.fromkeys(_variables([v for equation in rest[::-1] for v in equation.invars] + jaxpr.outvars))
+    between = [v for v in taken if v not in made and v not in constants]
+    own = [v for v in taken if v in constants]
     unnamed = jaxpr.debug_info.with_unknown_names()
     before = jaxpr.replace(eqns=draws[::-1], outvars=between, debug_info=unnamed)
-    after = jaxpr.replace(constvars=[], invars=between, eqns=rest[::-1], effects=frozenset(), debug_info=unnamed)
-    return core.ClosedJaxpr(before, program.consts), core.ClosedJaxpr(after, ())
+    after = jaxpr.replace(constvars=own, invars=between, eqns=rest[::-1], effects=frozenset(), debug_info=unnamed)
+    return core.ClosedJaxpr(before, program.consts), core.ClosedJaxpr(after, [constants[v] for v in own])
 
 
-def _variables(atoms: Sequence[Any]) -> set[Any]:
-    return {atom for atom in atoms if not isinstance(atom, core.Literal)}
+def _variables(atoms: Sequence[Any]) -> list[Any]:
+    return [atom for atom in atoms if not isinstance(atom, core.Literal)]
 
 
 def _is_exact(equation: Any) -> bool:
