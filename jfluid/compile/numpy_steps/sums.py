@@ -220,7 +220,7 @@ def _grouped(
 ) -> Any:
     """Convolve an image [N, C, ...] with filters [O, C / groups, ...].
 
-    Raises NoRule if the windows, as rows of a matrix, take more than `MOST_BYTES`.
+    Raises NoRule if a copy of windows, as a matrix, takes more than `MOST_BYTES`.
     """
     batch, features = image.shape[:2]
     out, depth = filters.shape[0], features // groups
@@ -255,13 +255,14 @@ def _by_images(windows: Any, weights: Any, rank: int, kind: Any) -> Any:
     """Return the products of weights [group, O, depth and window] with windows [N, C, places ..., window ...].
 
     The windows of some rows of places are copied at a time, so that the copy stays in a processor's cache. Along a row
-    the copy is contiguous. The result is [N, group, O, places].
+    the copy is contiguous. The result is [N, group, O, places]. Raises NoRule if a copy takes more than `MOST_BYTES`.
     """
     batch, features, *rest = windows.shape
     counts, sizes = rest[:rank], rest[rank:]
     groups, out, depth_of = weights.shape
     row = math.prod(counts[1:])
-    rows = max(1, _COPIED // (features * math.prod(sizes) * row))
+    rows = min(max(1, _COPIED // (features * math.prod(sizes) * row)), counts[0])
+    bound(windows.dtype.itemsize * features * math.prod(sizes) * row * rows)
     found = np.empty((batch, groups, out, counts[0] * row), kind)
     order = [0, *range(1 + rank, 1 + 2 * rank), *range(1, 1 + rank)]
     for image, result in zip(windows, found):
