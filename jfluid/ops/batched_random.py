@@ -153,7 +153,7 @@ def large(own: Request, key: Any) -> jax.Array:
         return jax.lax.dynamic_update_slice(drawn, _shaped(own.kind, found, own.scale, own.shift), (start,))
 
     parts = -(-own.size // _LARGE_PART)
-    return jax.lax.fori_loop(0, parts, draw, jnp.zeros(own.size, np.float32))  # type: ignore[no-any-return]
+    return jax.lax.fori_loop(0, parts, draw, jnp.zeros(own.size, np.float32))
 
 
 def bits(keys: jax.Array, numbers: jax.Array) -> jax.Array:
@@ -179,7 +179,7 @@ def _words(keys: jax.Array, numbers: jax.Array) -> tuple[jax.Array, jax.Array]:
 
 
 def _shaped(kind: str, bits: jax.Array, scale: Any, shift: Any) -> jax.Array:
-    """Return float32 numbers from random bits; see `Request`. The numbers are those of `jax.random`."""
+    """Return float32 numbers from random bits; see `Request`. `jax.random` gives the same numbers."""
     one = np.float32(1)
     fractions = jax.lax.bitcast_convert_type((bits >> 9) | one.view(np.uint32), np.float32) - one
     if kind == "uniform":

@@ -86,7 +86,7 @@ def _apart(listing: Listing, drawn: list[jax.Array]) -> list[Any]:
 
 
 class _Rest:
-    """The listing that NumPy runs after the draws, and a tree of the numbers of its results: see `Beside`."""
+    """Listing that NumPy runs after the draws, and a tree of the numbers of the results: see `Beside`."""
 
     def __init__(self) -> None:
         self._noted: tuple[Listing, Any] | None = None  # until the program is traced or loaded
@@ -107,9 +107,9 @@ class _Jitted(NamedTuple):
 
 
 def divided(program: Any) -> tuple[Any, Any]:
-    """Return the jaxprs of the draws and of the operations after them, of which NumPy gives the exact results.
+    """Return the jaxpr of the draws, and the jaxpr of the operations for NumPy, whose arguments are the draws.
 
-    The results of the first are the arguments of the second.
+    NumPy gives the exact results of the second jaxpr.
     """
     jaxpr = program.jaxpr
     read, drawn = set(_variables(jaxpr.outvars)), set[Any]()
