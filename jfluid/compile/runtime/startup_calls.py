@@ -107,9 +107,9 @@ class _Jitted(NamedTuple):
 
 
 def divided(program: Any) -> tuple[Any, Any]:
-    """Return the jaxpr of the draws, and the jaxpr of the operations for NumPy, whose arguments are the draws.
+    """Return the jaxpr of the draws, and the jaxpr of the operations for NumPy.
 
-    NumPy gives the exact results of the second jaxpr.
+    Arguments of the second jaxpr are the draws. NumPy gives exact results.
     """
     jaxpr = program.jaxpr
     read, drawn = set(_variables(jaxpr.outvars)), set[Any]()
