@@ -8,6 +8,7 @@ from typing import Any
 
 import jax
 import numpy as np
+from jax.interpreters import partial_eval
 
 from jfluid import flags, processes
 from jfluid.compile.numpy_steps import blas_threads, elementwise, indexing, kernels, shapes, sums
@@ -48,6 +49,12 @@ def interpreted(
     return list(jax.device_put([np.array(v) for v in found], device))
 
 
+def needed(closed: Any) -> Any:
+    """Return a closed jaxpr without the operations that no result depends on. XLA drops these; NumPy would run all."""
+    live, _ = partial_eval.dce_jaxpr(closed.jaxpr, [True] * len(closed.jaxpr.outvars), instantiate=True)
+    return closed.replace(jaxpr=live)
+
+
 class Beside:
     """Traced function that is interpreted while a thread compiles it.
 
@@ -83,7 +90,7 @@ class Beside:
         """Return the results of a step; None once the function is compiled, or if it must be."""
         if self._jaxpr is not None:
             with contextlib.suppress(NoRule):
-                self._listing = Listing(self._jaxpr)
+                self._listing = Listing(needed(self._jaxpr))
             self._jaxpr = None
         if self.done or self._listing is None:
             return None
