@@ -12,7 +12,8 @@ from jax.interpreters import partial_eval
 
 from jfluid import flags, processes
 from jfluid.compile.numpy_steps import blas_threads, elementwise, indexing, kernels, shapes, sums
-from jfluid.compile.numpy_steps.interpreter import MOST_BYTES, Interrupted, Listing, NoRule, host_value
+from jfluid.compile.numpy_steps.interpreter import MOST_BYTES, Listing, NoRule, host_value
+from jfluid.compile.numpy_steps.operation import Interrupted
 from jfluid.compile.runtime import jax_caches
 
 _RULES = (elementwise, shapes, sums, indexing, kernels)  # their import registers the rules
