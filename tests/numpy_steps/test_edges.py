@@ -46,7 +46,8 @@ def test_numbers(kind):
     x, y = (v.reshape(-1).copy() for v in np.meshgrid(edges(kind), edges(kind)))
     unary = [getattr(lax, name) for name in (UNARY + OF_FLOATS if floats else UNARY)]
     binary = [getattr(lax, name) for name in (BINARY if floats else BINARY + OF_INTEGERS)]
-    compare(lambda x, y: ([f(x) for f in unary], [f(x, y) for f in binary]), x, y)
+    for some in (slice(None), y != 0):  # NumPy divides by numbers among which is no 0 in a different way
+        compare(lambda x, y: ([f(x) for f in unary], [f(x, y) for f in binary]), x[some], y[some])
 
 
 @pytest.mark.parametrize("kind", [*FLOATS, *INTEGERS])

@@ -8,10 +8,12 @@ from typing import Any
 
 import jax
 import numpy as np
+from jax.interpreters import partial_eval
 
 from jfluid import flags, processes
 from jfluid.compile.numpy_steps import blas_threads, elementwise, indexing, kernels, shapes, sums
-from jfluid.compile.numpy_steps.interpreter import MOST_BYTES, Interrupted, Listing, NoRule, host_value
+from jfluid.compile.numpy_steps.interpreter import MOST_BYTES, Listing, NoRule, host_value
+from jfluid.compile.numpy_steps.operation import Interrupted
 from jfluid.compile.runtime import jax_caches
 
 _RULES = (elementwise, shapes, sums, indexing, kernels)  # their import registers the rules
@@ -46,6 +48,12 @@ def interpreted(
     # Results may share memory with arguments and with each other. JAX does not copy NumPy arrays, and XLA may
     # overwrite the memory: each result is copied.
     return list(jax.device_put([np.array(v) for v in found], device))
+
+
+def needed(closed: Any) -> Any:
+    """Return a closed jaxpr without the operations that no result depends on. XLA drops these; NumPy would run all."""
+    live, _ = partial_eval.dce_jaxpr(closed.jaxpr, [True] * len(closed.jaxpr.outvars), instantiate=True)
+    return closed.replace(jaxpr=live)
 
 
 class Beside:
@@ -83,7 +91,7 @@ class Beside:
         """Return the results of a step; None once the function is compiled, or if it must be."""
         if self._jaxpr is not None:
             with contextlib.suppress(NoRule):
-                self._listing = Listing(self._jaxpr)
+                self._listing = Listing(needed(self._jaxpr))
             self._jaxpr = None
         if self.done or self._listing is None:
             return None

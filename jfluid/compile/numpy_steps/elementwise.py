@@ -70,6 +70,8 @@ def _div(x: Any, y: Any) -> Any:
     if not np.issubdtype(x.dtype, np.integer):
         return np.divide(x, y)
     # XLA rounds towards zero, and all bits of x / 0 are set.
+    if y.all():
+        return (x - np.fmod(x, y)) // y
     divisor = np.where(y == 0, x.dtype.type(1), y)
     return np.where(y == 0, np.invert(x.dtype.type(0)), (x - np.fmod(x, divisor)) // divisor)
 
@@ -205,6 +207,8 @@ def _erfc_block(x: Any, out: Any, t: Any, power: Any) -> None:
 @plain("select_n")
 def _select(which: Any, *cases: Any) -> Any:
     if which.dtype == bool:
+        if which.size and not any(which.strides):  # one bool for all elements, as where a loop keeps its values
+            return cases[int(which[(0,) * which.ndim])]
         return np.where(which, cases[1], cases[0])
     which = np.clip(which, 0, len(cases) - 1)
     if np.ndim(which) == 0:

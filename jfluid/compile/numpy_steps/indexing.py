@@ -87,12 +87,16 @@ def _gather(params: Params, x: Any, indices: Any) -> Any:
     batch_shape = indices.shape[:-1]
     dims = numbers.start_index_map
     dropped = (*numbers.collapsed_slice_dims, *numbers.operand_batching_dims)
-    starts, fits = _starts(indices, x.shape, sizes, dims, params["mode"] in _CLAMPED)
     if 0 in x.shape:
         return np.full(params["results"][0].shape, _filling(params, x.dtype), x.dtype)
-    if _are_rows(dims, dropped, sizes, x.shape):
-        found = np.take(x, starts[0], 0)
+    clips = params["mode"] in _CLAMPED
+    if _are_rows(dims, dropped, sizes, x.shape) and indices.dtype.kind == "i":
+        rows = indices[..., 0]
+        found, fits = np.take(x, rows, 0, mode="clip"), None
+        if not clips and not (inside := (rows >= 0) & (rows < len(x))).all():
+            fits = inside
     else:
+        starts, fits = _starts(indices, x.shape, sizes, dims, clips)
         batch = list(zip(numbers.operand_batching_dims, numbers.start_indices_batching_dims))
         found = x[_places(starts, dims, sizes, dropped, batch, batch_shape)]
     if fits is not None:

@@ -12,6 +12,8 @@ import jax
 import numpy as np
 from jax.extend import core
 
+from jfluid.compile.numpy_steps.loop_buffers import in_place
+from jfluid.compile.numpy_steps.operation import Operation, execute, note_last_reads
 from jfluid.compile.rewrites.primitives import CALLS
 from jfluid.compile.runtime.lru_cache import LruCache
 from jfluid.compile.runtime.memory import size_of
@@ -32,10 +34,6 @@ _VIEWS = frozenset("broadcast_in_dim reshape rev slice squeeze transpose".split(
 _OF_KEYS = frozenset(
     "random_wrap random_unwrap random_clone random_seed random_fold_in random_split random_bits slice squeeze".split()
 )
-
-
-class Interrupted(Exception):
-    """Signal that the interpreter was asked to stop."""
 
 
 class NoRule(Exception):
@@ -62,24 +60,19 @@ def plain(*names: str) -> Callable[[Rule], Rule]:
     return register
 
 
-class _Operation(NamedTuple):
-    """Equation with its rule, the places of operands and results, and the values that no later equation reads."""
-
-    run: Callable[..., Any]
-    operands: list[int]
-    results: list[int]
-    several: bool
-    last: list[int]
-
-
 class _Divided(NamedTuple):
-    """Body of a loop: operations that run once, and operations that run in each iteration."""
+    """Body of a loop: operations that run once, and operations that run in each iteration.
+
+    Attributes:
+        buffers: numbers of the carried values that iterations write in place.
+    """
 
     start: list[Any]
     inputs: list[int]
-    once: list[_Operation]
-    each: list[_Operation]
+    once: list[Operation]
+    each: list[Operation]
     outputs: list[int]
+    buffers: list[int]
 
 
 class Listing:
@@ -110,7 +103,8 @@ class Listing:
             self._start[place(var)] = host_value(value)
         self._inputs = [place(var) for var in jaxpr.invars]
         self._operations = [
-            _Operation(
+            Operation(
+                eqn.primitive.name,
                 _function_of(eqn),
                 [place(v) for v in eqn.invars],
                 [place(v) for v in eqn.outvars],
@@ -121,17 +115,17 @@ class Listing:
         ]
         self._outputs = [place(var) for var in jaxpr.outvars]
         made = {p for op in self._operations for p in op.results} | set(self._inputs)
-        _note_last_reads(self._operations, made - set(self._outputs))
+        note_last_reads(self._operations, made - set(self._outputs))
         self._bytes = np.zeros(len(self._start), np.int64)  # of the results that are no views, by place
         for equation, operation in zip(jaxpr.eqns, self._operations):
             self._count_bytes(operation, equation.primitive.name, [v.aval for v in equation.outvars])
         # The places of results in the order in which these are made (1) and dropped (-1).
         events = [(at, by) for own in self._operations for by, ats in ((1, own.results), (-1, own.last)) for at in ats]
-        self._halves: dict[int, _Divided] = {}
+        self._halves: dict[tuple[int, int], _Divided] = {}
         self._events, self._signs = np.array(events, np.int64).reshape(-1, 2).T
         self.most_bytes = self._most_bytes()
 
-    def _count_bytes(self, operation: _Operation, name: str, results: Sequence[Any]) -> None:
+    def _count_bytes(self, operation: Operation, name: str, results: Sequence[Any]) -> None:
         if name not in _VIEWS:
             for at, aval in zip(operation.results, results):
                 self._bytes[at] = 0 if is_key(aval) else size_of(aval)
@@ -176,34 +170,42 @@ class Listing:
         held = list(self._start)
         for at, value in zip(self._inputs, values, strict=True):
             held[at] = value
-        _execute(self._operations, held, stop)
+        execute(self._operations, held, stop)
         return [held[at] for at in self._outputs]
 
     def __call__(self, *values: Any) -> list[Any]:
         """Return the results, as `run`."""
         return self.run(values)
 
-    def repeated(self, values: Sequence[Any]) -> Callable[[Sequence[Any]], list[Any]]:
-        """Return a function of the last operands; operations of `values`, the first operands, alone run once."""
-        start, inputs, once, each, outputs = self._divided(len(values))
+    def repeated(self, values: Sequence[Any], state: list[Any] | None = None) -> Callable[[Sequence[Any]], list[Any]]:
+        """Return a function of the last operands; operations of `values`, the first operands, alone run once.
+
+        Args:
+            state: values that each call gets from the call before, as its first results. Buffers among these are
+                replaced by copies, which the calls write in place.
+        """
+        start, inputs, once, each, outputs, buffers = self._divided(len(values), len(state or ()))
+        for number in buffers:
+            assert state is not None  # it has buffers
+            state[number] = np.array(state[number])
         before = list(start)
         for at, value in zip(inputs, values):
             before[at] = value
-        _execute(once, before)
+        execute(once, before)
         inputs = inputs[len(values) :]
 
         def again(values: Sequence[Any]) -> list[Any]:
             held = before.copy()
             for at, value in zip(inputs, values, strict=True):
                 held[at] = value
-            _execute(each, held)
+            execute(each, held)
             return [held[at] for at in outputs]
 
         return again
 
-    def _divided(self, number: int) -> _Divided:
+    def _divided(self, number: int, carried: int) -> _Divided:
         """Return the operations that depend on the first operands alone, and the operations that do not."""
-        if number not in self._halves:
+        if (number, carried) not in self._halves:
             start, operations, outputs = self._inlined()
             later = set(self._inputs[number:])
             once, each = [], []
@@ -213,11 +215,13 @@ class Listing:
                 else:
                     later.update(operation.results)
                     each.append(operation)
-            _note_last_reads(each, later - set(outputs))
-            self._halves[number] = _Divided(start, self._inputs, once, each, outputs)
-        return self._halves[number]
+            places = list(zip(self._inputs[number : number + carried], outputs))
+            each, buffers = in_place(each, places, outputs, _zeros(start, once))
+            note_last_reads(each, later - set(outputs))
+            self._halves[number, carried] = _Divided(start, self._inputs, once, each, outputs, buffers)
+        return self._halves[number, carried]
 
-    def _inlined(self) -> tuple[list[Any], list[_Operation], list[int]]:
+    def _inlined(self) -> tuple[list[Any], list[Operation], list[int]]:
         """Return the first values, the operations and the places of the results, with called operations in place."""
         start, operations = list(self._start), []
         same: dict[int, int] = {}  # places of a call's results: their places in the called listing
@@ -234,33 +238,21 @@ class Listing:
                     start.append(value)
             for each in own:
                 made = [places[at] for at in each.results]
-                operations.append(_Operation(each.run, [places[at] for at in each.operands], made, each.several, []))
+                operands = [places[at] for at in each.operands]
+                operations.append(each._replace(operands=operands, results=made, last=[]))
             same.update(zip(operation.results, [places[at] for at in results], strict=True))
         return start, operations, [same.get(at, at) for at in self._outputs]
 
 
-def _note_last_reads(operations: Sequence[_Operation], made: set[int]) -> None:
-    """Note in each operation the values, among places of results to drop, that no later operation reads."""
-    later = set[int]()
-    for operation in reversed(operations):
-        touched = {*operation.operands, *operation.results} & made
-        operation.last.extend(touched - later)
-        later |= touched
-
-
-def _execute(operations: Sequence[_Operation], held: list[Any], stop: Callable[[], bool] | None = None) -> None:
-    """Run operations on the values at their places. Raises Interrupted once `stop` says so."""
-    for run, operands, results, several, last in operations:
-        if stop is not None and stop():
-            raise Interrupted
-        found = run(*[held[at] for at in operands])
-        if several:
-            for at, value in zip(results, found, strict=True):
-                held[at] = value
-        else:
-            held[results[0]] = found
-        for at in last:
-            held[at] = None
+def _zeros(start: Sequence[Any], operations: Sequence[Operation]) -> set[int]:
+    """Return the places of arrays that operations make of the number zero."""
+    return {
+        operation.results[0]
+        for operation in operations
+        if operation.name == "broadcast_in_dim"
+        and isinstance(number := start[operation.operands[0]], np.ndarray)
+        and not number.any()
+    }
 
 
 def _function_of(eqn: Any) -> Callable[..., Any]:

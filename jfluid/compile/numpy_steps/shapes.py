@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 
 from jfluid.compile.numpy_steps.interpreter import bound, inner, is_key, rule
+from jfluid.compile.numpy_steps.loop_buffers import window
 
 Params = dict[str, Any]
 
@@ -118,24 +119,16 @@ def _slice(params: Params, x: Any) -> Any:
     return x[tuple(map(slice, starts, ends, strides))]
 
 
-def _window(shape: Sequence[int], sizes: Sequence[int], starts: Sequence[Any]) -> tuple[slice, ...]:
-    found = []
-    for whole, size, start in zip(shape, sizes, starts):
-        first = min(max(int(start), 0), whole - size)
-        found.append(slice(first, first + size))
-    return tuple(found)
-
-
 @rule("dynamic_slice")
 def _dynamic_slice(params: Params, x: Any, *starts: Any) -> Any:
     sizes = params["slice_sizes"]
-    return x[_window(x.shape, sizes, starts)]
+    return x[window(x.shape, sizes, starts)]
 
 
 @rule("dynamic_update_slice")
 def _dynamic_update_slice(params: Params, x: Any, update: Any, *starts: Any) -> Any:
     found = np.array(x)
-    found[_window(x.shape, update.shape, starts)] = update
+    found[window(x.shape, update.shape, starts)] = update
     return found
 
 
@@ -170,11 +163,14 @@ def _cond(params: Params, index: Any, *values: Any) -> Any:
 def _while(params: Params, *values: Any) -> Any:
     of_test, of_body = params["cond_nconsts"], params["body_nconsts"]
     test = inner(params["cond_jaxpr"]).repeated(values[:of_test])
-    body = inner(params["body_jaxpr"]).repeated(values[of_test : of_test + of_body])
     state = list(values[of_test + of_body :])
+    (first,) = test(state)
+    # Batched loops keep the values of a loop that has ended, and write nothing in place.
+    carried = None if np.ndim(first) else state
+    body = inner(params["body_jaxpr"]).repeated(values[of_test : of_test + of_body], carried)
     while np.any(going := test(state)[0]):
         found = body(state)
-        if np.ndim(going):  # batched loops: a loop that has ended keeps its values
+        if np.ndim(going):
             found = [
                 np.where(np.reshape(going, going.shape + (1,) * (np.ndim(new) - going.ndim)), new, old)
                 for new, old in zip(found, state)
@@ -191,7 +187,7 @@ def _scan(params: Params, *values: Any) -> Any:
     rows: list[Any] = [np.empty(a.shape, a.dtype) for a in params["results"][carried:]]
     if not length:
         return [*state, *rows]
-    body = inner(params["jaxpr"]).repeated(values[:consts])
+    body = inner(params["jaxpr"]).repeated(values[:consts], state)
     order = range(length - 1, -1, -1) if params["reverse"] else range(length)
     for at in order:
         found = body([*state, *[v[at] for v in along]])

@@ -14,6 +14,7 @@ from jfluid.compile.numpy_steps.shapes import padded
 Params = dict[str, Any]
 _FEW_TAPS = 32  # most elements of a window, of one channel, that a loop computes
 _COPIED = 1 << 17  # numbers of windows that a convolution copies at a time
+_FEW_TERMS = 16  # terms of a sum that needs no double precision
 _MOST_TAPS = 4096  # most elements of a window whose greatest element is selected: a loop in Python
 
 
@@ -48,7 +49,7 @@ def highest(dtype: Any) -> Any:
 
 def _sum(x: Any, axes: tuple[int, ...]) -> Any:
     """Return a sum over axes. NumPy adds pairwise along the last axis only, and else loses digits of float32."""
-    if x.dtype == np.float32 and x.ndim - 1 not in axes:
+    if x.dtype == np.float32 and x.ndim - 1 not in axes and math.prod(x.shape[at] for at in axes) > _FEW_TERMS:
         return np.add.reduce(x, axes, np.float64).astype(np.float32)
     return np.add.reduce(x, axes, x.dtype)
 
