@@ -8,7 +8,7 @@ from types import MappingProxyType
 from jfluid.compile.dynamic_shapes.history import BucketsHistory, Sizes
 from jfluid.compile.runtime.padding import ladder
 
-_MOST = 9
+_MOST = 9  # buckets of a stream
 _COARSE, _FINE = 2, 4  # sizes of an octave
 # Padded steps whose work is wasted until a finer bucket is compiled: compiling takes about as long.
 _PATIENCE = 16
@@ -29,6 +29,7 @@ class Buckets:
         work: returns the number of elements of the feeds at given sizes.
         unit: a divisor of each size.
         said: sizes that the user has given, the smallest first; a batch gets the smallest size that holds it.
+        others: returns the number of the stream's buckets for other symbols.
     """
 
     def __init__(
@@ -36,12 +37,22 @@ class Buckets:
         work: Callable[[Mapping[str, int]], int],
         unit: Mapping[str, int],
         said: Mapping[str, Sequence[int]] = MappingProxyType({}),
+        others: Callable[[], int] = int,
     ):
         self._work, self._unit = work, unit
         self._said = {n: [-(-s // unit[n]) * unit[n] for s in own] for n, own in said.items()}
         self._known: list[Sizes] = []
+        self._others = others
         self._came: Counter[Form] = Counter()  # batches by their fine sizes
         self._wasted = 0.0  # in steps
+
+    def __len__(self) -> int:
+        return len(self._known)
+
+    @property
+    def _are_all(self) -> bool:
+        """True if the stream has as many buckets as it may have."""
+        return len(self) + self._others() >= _MOST
 
     def history(self) -> BucketsHistory:
         """Return what further choices follow from."""
@@ -61,7 +72,7 @@ class Buckets:
         if best is None:
             return self._add(need)
         self._wasted += max(1 - self._work(fine) / max(self._work(best), 1), 0.0)
-        if self._wasted < _PATIENCE or len(self._known) >= _MOST:
+        if self._wasted < _PATIENCE or self._are_all:
             return best
         self._wasted = 0.0
         finer = max(self._candidates(), key=self._saved)
@@ -99,7 +110,7 @@ class Buckets:
 
     def _add(self, need: Mapping[str, int]) -> Sizes:
         sizes = self._rounded(need, _COARSE)
-        if len(self._known) >= _MOST:  # the last bucket: it holds all that came, and more
+        if self._are_all:  # the last bucket: it holds all that came, and more
             sizes = self._rounded({n: max([s, *(b[n] for b in self._known)]) for n, s in need.items()}, 1)
         self._known.append(sizes)
         return sizes
