@@ -382,8 +382,8 @@ class ShapeStream:
     ) -> Mapping[str, int] | None:
         """Return the compiled bucket in which a batch runs until its bucket is compiled, or None without any.
 
-        Compilations begin once they pay: of the batch's bucket, or without any compiled bucket of a bucket for all
-        batches so far.
+        Compilations begin once they pay: of the batch's bucket, or without any compiled bucket of the bucket that saves
+        most for all batches so far.
         """
         waits = self._wait(traced, need, prepared)
         found = traced.compiled_bucket(need)
@@ -391,11 +391,11 @@ class ShapeStream:
             traced.note_padding(bucket, found)
         elif waits:
             return None
-        wanted, waiting = (bucket, tuple(bucket.items())) if found else (traced.buckets.holding_all(), None)
-        if not traced.pays(waiting):
+        if not traced.pays(tuple(bucket.items()) if found else None):
             return found
+        wanted = bucket
         if found is None:
-            traced.waited[None] = 0.0
+            wanted, traced.waited[None] = traced.buckets.worth_most(need, traced.compiled | traced.begun), 0.0
         return wanted if self._is_compiled(traced, wanted, *prepared(wanted), at_once=True) else found
 
     def _timed(self, traced: Traced, bucket: Mapping[str, int], call: Call, given: tuple[Any, ...]) -> Any:
