@@ -11,6 +11,7 @@ import numpy as np
 
 from jfluid.caches import kept_files
 from jfluid.compile.numpy_steps.interpreter import rule
+from jfluid.compile.runtime import executable_cache
 
 # Sizes of the flat arrays of a convolution: a kernel reads its extents from its geometry. Memory behind them is not
 # touched.
@@ -86,12 +87,17 @@ def _convolve(params: dict[str, Any], *operands: Any) -> list[Any]:
 @functools.lru_cache(64)
 def _compiled(name: str, given: int, made: int, room: int) -> Any:
     """Return the executable of a kernel's call on flat arrays, which later processes load."""
-    from jfluid.compile.runtime import executable_cache, executables  # which import the interpreter
-    from jfluid.machine_code import calls
+    from jfluid.machine_code import calls, kernel_registry
 
-    folder, device = kept_files.folder(), jax.local_devices(backend="cpu")[0]
-    entry = folder and executable_cache.Entry(folder, ("on_flat", name, given, made, room), [device], {})
-    return executables.Executables(lambda: jax.jit(calls.on_flat(name, given, made, room)), entry or None)
+    function, folder = jax.jit(calls.on_flat(name, given, made, room)), kept_files.folder()
+    if folder is None:
+        return function
+    geometry = np.zeros(len(kernel_registry.group_of(name).geometry), np.int32)
+    arguments = [np.empty(room, np.float32)] * given, geometry
+    device = jax.local_devices(backend="cpu")[0]
+    entry = executable_cache.Entry(folder, ("on_flat", name, given, made, room), [device], {})
+    load_or_compile = entry.prepare(lambda: function.trace(*arguments), arguments)
+    return load_or_compile() if load_or_compile else function
 
 
 def _room(size: int) -> int:
