@@ -272,7 +272,7 @@ def test_sizes_that_the_script_says():
     def run(main, test, executor, variables):
         yield from alone(main, test, executor, variables)
         *_, step = executor.engine._steps.values()
-        buckets = step.segments[-1].call._traced.buckets._known
+        buckets = step.segments[-1].call._traces[-1].buckets._known
         lengths = {SIZES[0][1], SIZES[1][1]}
         assert {16, 24, 40} == {size for b in buckets for size in b.values()} & {16, 24, 40}
         assert all({16, 24, 40} & set(b.values()) for b in buckets), lengths

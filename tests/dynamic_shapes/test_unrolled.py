@@ -162,7 +162,7 @@ def check(step, lengths=LENGTHS):
     assert len(new) == 1, [s._refused for s in new]
     assert not new[0]._refused
     assert compiled <= 1
-    assert 1 <= len(new[0]._traced.executables) <= 3
+    assert 1 <= len(new[0]._traces[-1].executables) <= 3
     expected, _ = trained(step, lengths, False)
     for a, b in zip(found, expected, strict=True):
         np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-5)

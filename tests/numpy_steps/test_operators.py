@@ -11,10 +11,10 @@ from jax.extend import core
 from jax.extend.core import primitives
 
 from jfluid.check_device import cases
-from jfluid.compile.numpy_steps import blas_threads, interpreter
+from jfluid.compile.numpy_steps import blas_threads, interpreter, kernels
 from jfluid.compile.numpy_steps.beside import Listing, NoRule
 from jfluid.compile.numpy_steps.interpreter import host_value
-from jfluid.machine_code import calls, direct_convolution, direct_product, direct_rows, kernel_registry
+from jfluid.machine_code import direct_convolution, direct_product, direct_rows, kernel_registry
 from tests.dynamic_shapes.padding import difference
 from tests.dynamic_shapes.test_operators import weights
 
@@ -169,13 +169,13 @@ def test_convolutions_of_many_sizes_share_an_executable():
     if not kernel_registry.is_on("convolution"):
         pytest.skip("the processor has no vectors for the group")
     draw = np.random.RandomState(0)
-    calls._on_flat.cache_clear()
+    kernels._compiled.cache_clear()
     for count, columns in [(1, 44), (2, 51), (2, 48)]:
         x, w = draw.rand(count, 9, columns, 5).astype("float32"), draw.rand(3, 2, 5, 32).astype("float32")
         closed = jax.make_jaxpr(lambda x, w, n=columns: direct_convolution.forward(x, w, (1, 1), (1, 1), (9, n)))(x, w)
         (found,) = Listing(closed).run([x, w])
         assert found.shape == (count, 9, columns, 32)
-    assert calls._on_flat.cache_info().misses == 1
+    assert kernels._compiled.cache_info().misses == 1
 
 
 def test_an_array_without_content():
