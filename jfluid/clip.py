@@ -286,7 +286,7 @@ def append_gradient_clip_ops(params_grads: Sequence[ParamGrad]) -> list[ParamGra
     last = copy.copy(clips[-1])
     if any(clip._need_clip_func is not None for clip in clips):
         warnings.warn(
-            "set_gradient_clip: every gradient is clipped, as in Fluid, which does not ask need_clip here. "
+            "set_gradient_clip: every gradient is clipped: Fluid ignores need_clip of this function. "
             "Give the optimizer grad_clip with need_clip instead.",
             stacklevel=2,
         )

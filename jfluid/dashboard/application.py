@@ -29,6 +29,7 @@ from jfluid.dashboard.address import Access
 from jfluid.dashboard.metrics import registry
 from jfluid.dashboard.runs import Run, Runs
 from jfluid.record import profiles
+from jfluid.security import private_files
 
 try:
     import uvicorn
@@ -45,12 +46,15 @@ try:
     )
     from starlette.routing import Route
     from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+    from jfluid.security import http_connections
 except ModuleNotFoundError as error:
     raise ImportError("the dashboard is served with Starlette and Uvicorn: pip install 'jfluid[serve]'") from error
 
 _SECONDS_BETWEEN_EVENTS = 0.5
 _SECONDS_BETWEEN_SIGNS = 15.0  # by which a connection that is gone is found
-_MOST_CONNECTIONS = 200
+# a browser has six connections, and sends the cookies of all sites of this machine
+_MOST_CONNECTIONS, _HEAD_BYTES = 200, 64 << 10
 _SECONDS_OF_PROFILE = 60.0
 _PROFILE = re.compile(r"profile-\w{1,32}\.json\.gz", re.ASCII)
 _OWN_HEADER = "x-jfluid-dashboard"
@@ -163,7 +167,7 @@ def application(runs: Runs, access: Access | None, port: int) -> ASGIApp:
             return _begun(run, request)
         name = request.query_params.get("name", "")
         path = run.folder / name
-        if not _PROFILE.fullmatch(name) or not path.is_file():
+        if not _PROFILE.fullmatch(name) or not private_files.is_plain(path):
             return PlainTextResponse("there is no such profile", 404)
         return FileResponse(path, media_type="application/gzip", filename=name)
 
@@ -215,7 +219,7 @@ def _begun(run: Run, request: Request) -> Response:
         if age < _SECONDS_OF_PROFILE:
             return PlainTextResponse("another profile is being taken; it appears on the timeline", 409)
     try:
-        profiles.write_request(run.place, profiles.Request(profiles.fresh_id(), None, steps))
+        profiles.write_request(run.place, profiles.ProfileRequest(profiles.fresh_id(), None, steps))
     except OSError as error:
         return PlainTextResponse(f"the request cannot be written: {error.strerror}", 500)
     return PlainTextResponse(f"the next {steps} steps are profiled; the trace appears on the timeline", 202)
@@ -251,16 +255,14 @@ async def _events(runs: Runs, since: int) -> AsyncIterator[str]:
 
 def server(runs: Runs, listening: socket.socket, access: Access | None) -> uvicorn.Server:
     """Return the server of the page; `run(sockets=[...])` runs it until the process is told to end."""
-    return uvicorn.Server(
-        uvicorn.Config(
+    return http_connections.Server(
+        http_connections.configured(
             application(runs, access, listening.getsockname()[1]),
-            http="h11",
-            loop="asyncio",
-            ws="none",
+            _MOST_CONNECTIONS,
+            head_bytes=_HEAD_BYTES,
+            half_closed=False,  # a page that is gone has closed its stream of events
             lifespan="off",
-            log_level="error",
             server_header=False,
-            limit_concurrency=_MOST_CONNECTIONS,
             timeout_graceful_shutdown=1,
         )
     )

@@ -41,7 +41,7 @@ def write_visualdl(run: Run, folder: Path) -> None:
 
 
 def _write(run: Run, folder: Path, open_writer: Callable[[str], Any], add: Callable[..., None]) -> None:
-    for path in sorted(run.place.glob(f"*{lines.SUFFIX}")):
+    for path in lines.files(run.place):
         own = folder / re.sub(r"[^\w.-]", "_", path.name.removesuffix(lines.SUFFIX))
         writer = None
         for line in lines.Tail(path).lines():

@@ -95,7 +95,7 @@ def table(run: Run) -> Iterator[str]:
     text = io.StringIO()
     rows = csv.writer(text)
     rows.writerow(("process", "name", "step", "time", "value"))
-    for path in sorted(run.place.glob(f"*{lines.SUFFIX}")):
+    for path in lines.files(run.place):
         source = _cell(path.name.removesuffix(lines.SUFFIX).replace(".", " "))
         for line in lines.Tail(path).lines():
             for name, value in numbers_of(line).items():

@@ -5,6 +5,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from jfluid.printable import printable
+from jfluid.security import private_files
 
 _NAME = re.compile(r"(worker|server)log\.\d{1,9}(\.\d{1,9})?")
 _COLOURS = re.compile(r"\x1b\[[0-9;]*m")
@@ -18,7 +19,7 @@ TAIL = 64 << 10
 def names(folder: Path) -> list[str]:
     """Return the names of the logs in a job's folder: current logs before rotated logs."""
     try:
-        found = [path.name for path in folder.iterdir() if _NAME.fullmatch(path.name) and path.is_file()]
+        found = [path.name for path in folder.iterdir() if _NAME.fullmatch(path.name) and private_files.is_plain(path)]
     except OSError:
         return []
     return sorted(
@@ -32,7 +33,7 @@ def tail(folder: Path, name: str, most: int = TAIL) -> str:
 
     Raises OSError where it cannot be read, ValueError for what is no log's name.
     """
-    with _path(folder, name).open("rb") as file:
+    with private_files.open_plain(_path(folder, name)) as file:
         size = file.seek(0, 2)
         file.seek(max(size - most, 0))
         data = file.read(most)
@@ -56,14 +57,14 @@ def search(folder: Path, name: str, text: str) -> str:
 
 def _path(folder: Path, name: str) -> Path:
     path = folder / name
-    if not _NAME.fullmatch(name) or not path.is_file():
+    if not _NAME.fullmatch(name) or not private_files.is_plain(path):
         raise ValueError(f"there is no log {name!r}")
     return path
 
 
 def _from_the_end(path: Path) -> Iterator[bytes]:
     """Return the lines of a file from the end; lines longer than a megabyte come in pieces."""
-    with path.open("rb") as file:
+    with private_files.open_plain(path) as file:
         position = file.seek(0, 2)
         end = max(position - _SEARCHED, 0)
         rest = b""

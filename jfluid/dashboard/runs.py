@@ -92,7 +92,7 @@ class Run:
         """
         if self.place == self.folder and (self.folder / FOLDER).is_dir():
             self.place = self.folder / FOLDER
-        files = {path.name: path for path in sorted(self.place.glob(f"*{lines.SUFFIX}"))}
+        files = {path.name: path for path in lines.files(self.place)}
         tails = {name: self._tails.get(name, lines.Tail(path)) for name, path in files.items()}
         # a file was thinned, or a new job has begun: what is known of all is read again
         if self._tails.keys() - files.keys() or any(tail.is_another() for tail in tails.values()):
@@ -312,7 +312,7 @@ class Runs:
         self._updates: deque[tuple[int, str]] = deque(maxlen=_MOST_UPDATES)
         if not live:
             for run in self.runs:
-                if not any(run.place.glob(f"*{lines.SUFFIX}")):
+                if not lines.files(run.place):
                     raise errors.FileFormatError(
                         f"{run.folder}: expected a record: the log folder of a job that jfluid-launch has "
                         f"run (with {FOLDER}/*{lines.SUFFIX} in it), or the folder of FLAGS_record_dir"

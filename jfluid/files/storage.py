@@ -56,6 +56,8 @@ def _fault_of(name: str) -> str:
     parts = name.split("/")
     if any(part in ("", ".", "..") for part in parts):
         return "a path with ., .. or an empty part"
+    if any(part.startswith(".jfluid-") for part in parts):  # folders of saves (`file_sets`)
+        return "a name that begins with .jfluid-, as of a save that goes on"
     if any(len(part.encode()) > _LONGEST_PART for part in parts):
         return f"a part of more than {_LONGEST_PART} bytes"
     return ""

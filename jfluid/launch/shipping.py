@@ -32,7 +32,6 @@ _LOG_BYTES = 1 << 20
 _MOST_FILES = 20_000  # of all hosts
 _LOG_BACKLOG = 256 << 10  # of a log: what lies farther behind its end is left out
 _LOG = re.compile(r"(worker|server)log\.\d{1,9}", re.ASCII)
-_NAME = re.compile(r"(trainer|server|process|launcher)\.(\d{1,9})\.jsonl", re.ASCII)
 _PROFILE = re.compile(r"profile-\w{1,32}/(trainer|server)\.(\d{1,9})\.json\.gz", re.ASCII)
 
 
@@ -72,7 +71,7 @@ class Sender:
             return False
         return first is not None and first.get("run") == token
 
-    def ask(self, request: profiles.Request) -> None:
+    def ask(self, request: profiles.ProfileRequest) -> None:
         """Ask the processes of this host for a profile."""
         try:
             profiles.write_request(self._folder, request)
@@ -228,7 +227,7 @@ class Receiver:
         except ValueError:
             return
         try:
-            if (match := _NAME.fullmatch(message.name)) is not None:
+            if (match := lines.NAME.fullmatch(message.name)) is not None:
                 role, rank = match.groups()
                 fits = int(rank) == node if role == "launcher" else True
                 if fits and self._owns(message.name, node):
@@ -294,7 +293,7 @@ class Requests:
         self._seen: Any = None
         self._next = 0.0
 
-    def new(self) -> profiles.Request | None:
+    def new(self) -> profiles.ProfileRequest | None:
         """Return a request that has changed since the last call; looks about once a second."""
         now = time.monotonic()
         if now < self._next:

@@ -187,24 +187,10 @@ def pull_sparse(
     InputNames: Strings = (),
     is_distributed: bool = True,
 ) -> None:
-    """Look up rows of a PSLib table by ids [..., 1]."""
+    """Look up rows of a PSLib table by ids [..., 1], or of any shape in `pull_sparse_v2`."""
 
 
-@_pulled("pull_sparse_v2", ins=("Ids*", "W*"), outs=("Out*",))
-def pull_sparse_v2(
-    ids: list[Array],
-    w: list[Array],
-    *,
-    EmbeddingDim: int = 11,
-    TableId: int = 0,
-    AccessorClass: str = "",
-    CtrLabelName: str = "",
-    PaddingId: int = 0,
-    ScaleSparseGrad: bool = True,
-    InputNames: Strings = (),
-    is_distributed: bool = True,
-) -> None:
-    """Look up rows of a table of PSLib by ids of any shape."""
+_pulled("pull_sparse_v2", ins=("Ids*", "W*"), outs=("Out*",))(pull_sparse)
 
 
 @_pulled("pull_box_sparse", ins=("Ids*",), outs=("Out*",))

@@ -2,16 +2,25 @@
 
 Numbers that JSON lacks are the strings NaN, Infinity and -Infinity. All else than ASCII is escaped,
 so that no text of a script can end a line, or mean something to a terminal.
+
+A record may come from elsewhere: links, pipes and files of foreign names are passed over, and so are lines without an
+object, a kind and a time that a date can have.
 """
 
 import json
 import math
 import os
+import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from jfluid.security import private_files
+
 SUFFIX = ".jsonl"
+NAME = re.compile(r"(trainer|server|process|launcher)\.(\d{1,9})\.jsonl", re.ASCII)
+_LONGEST_PART = 4 << 20  # of a line that is read: no file of ours is longer
+_LATEST = 8e12  # seconds: dates of JavaScript end soon after it
 LONGEST_NAME = 256
 LONGEST_TEXT = 1 << 16
 LONGEST_LINE = 1 << 20
@@ -74,7 +83,17 @@ def decode(data: bytes) -> Line | None:
     if not isinstance(line, dict) or not isinstance(line.get("kind"), str):
         return None
     time = number(line.get("t"))
-    return line if time is not None and math.isfinite(time) else None
+    if time is None or not abs(time) < _LATEST:
+        return None
+    line["t"] = time
+    return line
+
+
+def files(folder: Path) -> list[Path]:
+    """Return the record files of a folder, by name."""
+    return [
+        path for path in sorted(folder.glob(f"*{SUFFIX}")) if NAME.fullmatch(path.name) and private_files.is_plain(path)
+    ]
 
 
 class Tail:
@@ -96,25 +115,16 @@ class Tail:
         return (about.st_dev, about.st_ino) != self._identity or about.st_size < self._position
 
     def lines(self) -> Iterator[Line]:
-        """Return the new lines. Raises OSError if the file cannot be read or was replaced."""
-        with self.path.open("rb") as file:
+        """Yield the new lines. Raises OSError if the file cannot be read or was replaced."""
+        with private_files.open_plain(self.path) as file:
             about = os.fstat(file.fileno())
             identity = about.st_dev, about.st_ino
             if self._identity not in (None, identity):
                 raise FileNotFoundError(f"{self.path}: a different file has its name")
             self._identity = identity
             file.seek(self._position)
-            data = file.read()
-        end = data.rfind(b"\n") + 1
-        if not end and len(data) > LONGEST_LINE:
-            end = len(data)  # no line of ours is as long
-        self._position += end
-        return _decoded(data[:end])
-
-
-def _decoded(data: bytes) -> Iterator[Line]:
-    for piece in data.split(b"\n"):
-        if piece:
-            line = decode(piece)
-            if line is not None:
-                yield line
+            while (data := file.readline(_LONGEST_PART)).endswith(b"\n") or len(data) == _LONGEST_PART:
+                self._position += len(data)
+                line = decode(data)
+                if line is not None:
+                    yield line

@@ -96,6 +96,24 @@ def trusted_folder(path: str | os.PathLike[str], of_others: Callable[[str], bool
     return folder
 
 
+def is_plain(path: str | os.PathLike[str]) -> bool:
+    """Return True for a regular file: a link could lead out of its folder, a pipe would block its reader."""
+    try:
+        return stat.S_ISREG(os.lstat(path).st_mode)
+    except OSError:
+        return False
+
+
+def open_plain(path: str | os.PathLike[str]) -> BinaryIO:
+    """Open a regular file (see `is_plain`) for reading. Raises OSError for all else."""
+    number = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
+    file = os.fdopen(number, "rb")
+    if not stat.S_ISREG(os.fstat(number).st_mode):
+        file.close()
+        raise OSError(errno.EINVAL, "expected a regular file", os.fspath(path))
+    return file
+
+
 def open_trusted(path: str | os.PathLike[str]) -> BinaryIO:
     """Open a file for reading that only this user, or root, can have written.
 

@@ -99,7 +99,9 @@ class Frames:
             message = bytes(memoryview(self._data)[_HEAD.size : end])
             del self._data[:end]
             if not hmac.compare_digest(mac, _mac(self._key, self._sender, self._number, message)):
-                raise errors.MessageError("a message that is not as it was sent, or not of the other side")
+                raise errors.MessageError(
+                    "a received message has a wrong MAC: it was altered on its way, or its sender does not know the key"
+                )
             self._number += 1
             yield message
 

@@ -220,9 +220,10 @@ def _answering(models: Models, answer: Answer) -> Handler:
 
 def server(models: Models, poll: float = 0.0) -> uvicorn.Server:
     """Return the uvicorn server of the application; `run(sockets=[...])` serves until the process is told to end."""
-    from jfluid.serving.connections import Server, configured
+    from jfluid.security.http_connections import Server, configured
 
-    return Server(configured(application(models, poll), models.resources.limits))
+    limits = models.resources.limits
+    return Server(configured(application(models, poll), limits.connections, limits.seconds))
 
 
 class _Streamed(StreamingResponse):

@@ -94,7 +94,7 @@ def _laid_out(value: Any) -> str:
     if not isinstance(value, dict) or not value or isinstance(value.get("what"), str):
         return json.dumps(value)
     if isinstance(value.get("kind"), str):
-        show = {"methods": _laid_out}
+        show = dict.fromkeys(("methods", "attributes", "fields"), _laid_out)
         return "{" + ", ".join(f"{json.dumps(k)}: {show.get(k, json.dumps)(v)}" for k, v in value.items()) + "}"
     return "{\n" + ",\n".join(f"{json.dumps(k)}: {_laid_out(v)}" for k, v in value.items()) + "\n}"
 

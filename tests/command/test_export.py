@@ -120,7 +120,7 @@ def test_what_cannot_be_exported_is_named_and_nothing_is_written(tmp_path, capsy
     path = str(tmp_path / "out")
     for fill, says in (
         ("random", "gaussian_random draw random numbers"),
-        ("operator", "there is nothing for operators maxout"),
+        ("operator", "no conversion of operators maxout"),
     ):
         assert command.main(["export", str(tmp_path / fill), "--to", "onnx", "--output", path]) == 1
         assert says in capsys.readouterr().err

@@ -147,7 +147,7 @@ def joined():
         (mean_of_rows, "operator mean: .*row by row"),
         (two_lengths, "operator elementwise_add: it combines sequences of the inputs x, y"),
         (cells, "operator lstm: its output Cell is read"),
-        (joined, "there is nothing for operators sequence_concat"),
+        (joined, "no conversion of operators sequence_concat"),
         (
             lstm(gate_activation="identity"),
             "operator lstm: gate_activation='identity' is not converted, only 'sigmoid'",

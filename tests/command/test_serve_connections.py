@@ -21,7 +21,8 @@ from hypothesis import strategies as st
 import jfluid as fluid
 from jfluid import errors
 from jfluid.exports.model import LoadedModel
-from jfluid.serving import batching, connections, service, turns
+from jfluid.security import http_connections as connections
+from jfluid.serving import batching, service, turns
 from jfluid.serving.batching import Batcher
 from jfluid.serving.blocks import block
 from jfluid.serving.json_inputs import PADDING, read_json
@@ -415,7 +416,7 @@ def test_parsing_of_large_requests_pauses(form):
 
 def test_few_connections_are_accepted_at_once(address):
     # asyncio accepts this many in one turn of its loop, and would tell the system to keep no more.
-    assert connections.configured(None, Limits()).backlog <= 8
+    assert connections.configured(None).backlog <= 8
     with contextlib.ExitStack() as stack:
         clients = [stack.enter_context(connected(address)) for _ in range(100)]
         for client in clients:

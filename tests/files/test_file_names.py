@@ -37,6 +37,9 @@ BAD = [
     "é" * 128,
     "w/" * 600 + "w",
     "\udc80",
+    ".jfluid-saved",
+    ".jfluid-saved/w",
+    "a/.jfluid-saving-x",
 ]
 GOOD = ["w", "fc_0.w_0@GRAD", "encoder/layer_0/w", "..w", "w..", ".w", "ab:c", "é" * 127, "w w"]
 

@@ -156,7 +156,7 @@ def test_with_different_clips_the_last_is_applied_to_all_as_in_fluid():
 def test_set_gradient_clip_does_not_ask_need_clip_as_in_fluid(kind):
     loss = net()
     set_gradient_clip(kind(0.05, need_clip=lambda p: False))
-    with pytest.warns(UserWarning, match="every gradient is clipped, as in Fluid"):
+    with pytest.warns(UserWarning, match="every gradient is clipped: Fluid ignores need_clip"):
         found = updated(fluid.optimizer.SGD(1.0), loss)
     if kind is GradientClipByValue:
         close(found, np.clip(W_GRAD, -0.05, 0.05), np.clip(B_GRAD, -0.05, 0.05))

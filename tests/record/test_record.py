@@ -264,7 +264,7 @@ def test_reading_goes_on_where_it_was(tmp_path):
     path = tmp_path / "trainer.0.jsonl"
     tail = lines.Tail(path)
     with pytest.raises(FileNotFoundError):
-        tail.lines()
+        list(tail.lines())
     one = lines.encode("a", 1.0, {})
     path.write_bytes(one + one[:5])
     assert [line["t"] for line in tail.lines()] == [1.0] and not list(tail.lines())

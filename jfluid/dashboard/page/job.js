@@ -3,7 +3,7 @@ import {data} from "./data.js";
 import {$, el} from "./dom.js";
 
 function keysOf(text) {
-  const found = {},
+  const found = Object.create(null),
     path = [];
   for (const line of (text || "").split("\n")) {
     const m = /^( *)(- )?([^:#]+?)(?:: ?(.*))?$/.exec(line);
@@ -44,6 +44,7 @@ export function drawJobs() {
     );
   if (data.runs.length > 1) {
     const maps = data.runs.map((run) => ({
+      __proto__: null,
       ...keysOf(run.job.job),
       ...prefixed("version of ", run.job.versions),
       ...prefixed("", run.job.environment),

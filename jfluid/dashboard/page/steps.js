@@ -21,7 +21,7 @@ export function drawSteps(known) {
     for (const key of Object.keys(run.series)) {
       const [process, name] = key.split("\0");
       if (name.startsWith(STEP)) {
-        if (!of.has(process)) of.set(process, {});
+        if (!of.has(process)) of.set(process, Object.create(null));
         of.get(process)[name.slice(STEP.length)] = run.series[key];
       }
     }

@@ -19,26 +19,31 @@ import uvicorn
 from uvicorn.config import Config
 from uvicorn.protocols.http.h11_impl import STATUS_PHRASES, H11Protocol
 
-from jfluid.serving.blocks import SMALL
-from jfluid.serving.requests import Limits
-
 _RESERVE = 320  # descriptors for connections that are just taken, and for all else
-_HEAD_BYTES = 8 << 10  # of a request, or of a piece of its body
+_READ_BYTES = 64 << 10  # that are read of a connection at once
 _LOOK = 1.0  # seconds
 _AT_ONCE = 16  # connections that make room
 _FEW, _PIECES = 64, 64  # bytes of a piece of a body, and how many such a body may have
 _WAITING, _ACCEPTED = 256, 4  # connections that the system keeps, and that the event loop accepts at once
 
 
-class Connection(H11Protocol):
-    """A connection, and since when the server waits for its client."""
+class HttpConnection(H11Protocol):
+    """A connection, and since when the server waits for its client.
 
-    limits = Limits()
-    others = 0  # descriptors that are no connections
+    Attributes:
+        most, seconds, head_bytes, half_closed: see `configured`.
+        others: descriptors of the process that are no connections.
+    """
+
+    most = 4096
+    seconds = 10.0
+    head_bytes = 8 << 10
+    half_closed = True
+    others = 0
 
     def __init__(self, *args: Any, **options: Any):
         super().__init__(*args, **options)
-        self.conn = self._parts = _Parts(_HEAD_BYTES)
+        self.conn = self._parts = _Parts(self.head_bytes)
         self._since, self._blocked_since = time.monotonic(), 0.0
         self._half_closed = False
         self._look: asyncio.TimerHandle | None = None
@@ -62,7 +67,7 @@ class Connection(H11Protocol):
         client = transport.get_extra_info("socket")
         client.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         # What is read at once, of asyncio's transports: others wait for no more than this.
-        transport.max_size = SMALL  # type: ignore[attr-defined]
+        transport.max_size = _READ_BYTES  # type: ignore[attr-defined]
         self._since = time.monotonic()
         self._look = self.loop.call_later(_LOOK, self._end_if_late)
         if len(self.connections) > self._most():
@@ -73,30 +78,30 @@ class Connection(H11Protocol):
 
         files = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
         if files == resource.RLIM_INFINITY:
-            return self.limits.connections
-        return max(1, min(self.limits.connections, files - self.others - _RESERVE))
+            return self.most
+        return max(1, min(self.most, files - self.others - _RESERVE))
 
     def _make_room(self) -> None:
         """Evict the connection that the server has waited for longest.
 
         Some connections that have waited for over a second are evicted with it: to find several takes as long as one.
         """
-        found = [c for c in self.connections if isinstance(c, Connection)]
-        longest = heapq.nsmallest(_AT_ONCE, found, key=Connection.waits_since)
+        found = [c for c in self.connections if isinstance(c, HttpConnection)]
+        longest = heapq.nsmallest(_AT_ONCE, found, key=HttpConnection.waits_since)
         for i, connection in enumerate(longest):
             if i == 0 or connection.waits_since() < time.monotonic() - 1:
                 connection.transport.abort()
                 self.connections.discard(connection)
 
     def _end_if_late(self) -> None:
-        late = time.monotonic() - self.limits.seconds
+        late = time.monotonic() - self.seconds
         if (self._is_idle() or self._blocked_since) and self.waits_since() < late:
             self.transport.abort()
         else:
             self._look = self.loop.call_later(_LOOK, self._end_if_late)
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """End."""
+        """Stop the timer of a connection that has ended."""
         if self._look is not None:
             self._look.cancel()
         super().connection_lost(exc)
@@ -120,7 +125,7 @@ class Connection(H11Protocol):
 
     def eof_received(self) -> bool:  # type: ignore[override]
         """Note that the client sends no more. A client that has sent a whole request gets its answer."""
-        self._half_closed = not self._is_idle() and not self.cycle.more_body
+        self._half_closed = self.half_closed and not self._is_idle() and not self.cycle.more_body
         return self._half_closed
 
     def send_400_response(self, msg: str) -> None:
@@ -177,19 +182,29 @@ class Server(uvicorn.Server):
             listening.listen(_WAITING)
 
 
-def configured(application: Any, limits: Limits) -> Config:
-    """Return uvicorn's settings for an application, with connections that have these bounds."""
-    kind = type("Connection", (Connection,), {"limits": limits, "others": _descriptors()})
+def configured(
+    application: Any, most: int = HttpConnection.most, seconds: float = HttpConnection.seconds, **options: Any
+) -> Config:
+    """Return uvicorn's settings for an application whose connections have these bounds.
+
+    Args:
+        most: connections at a time; one more ends the connection that the server has waited for longest.
+        seconds: that the server waits for the head of a request, or until a client takes more of an answer.
+        options: further settings of uvicorn, and two of connections: `head_bytes`, the largest head of a request, or of
+            a piece of its body; `half_closed`, True to answer a client that has ended its side after a whole request.
+    """
+    bounds = {name: options.pop(name) for name in ("head_bytes", "half_closed") if name in options}
+    bounds |= {"most": most, "seconds": seconds, "others": _descriptors()}
     return Config(
         application,
-        http=kind,
+        http=type("HttpConnection", (HttpConnection,), bounds),
         # The loop that is everywhere: it pauses where there are no descriptors for a connection.
         loop="asyncio",
         ws="none",
         log_level="error",
         backlog=_ACCEPTED,
-        timeout_keep_alive=max(1, int(limits.seconds / 2)),
-        timeout_graceful_shutdown=10,
+        timeout_keep_alive=max(1, int(seconds / 2)),
+        **{"timeout_graceful_shutdown": 10, **options},
     )
 
 
