@@ -134,6 +134,7 @@ class Entry:
             if time.perf_counter() - start > _LONG:
                 schema.current().keep()
                 heap.give_back()
+                heap.give_back_code()
             _save(_File(path, [device.id for device in self._devices], structure, noted), compiled)
             return compiled
 
