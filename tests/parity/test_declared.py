@@ -32,7 +32,7 @@ def test_an_operator_gives_what_fluid_gives(case):
 
 @pytest.mark.parametrize("case", [c for c in CASES if c.name in ("lstm_5", "lstmp_5_reverse")], ids=lambda c: c.name)
 def test_states_of_empty_sequences_have_no_part_in_gradients(case):
-    rows, outputs = case.inputs["Input"], {slot: "float32" for slot in case.outputs}
+    rows, outputs = case.inputs["Input"], dict.fromkeys(case.outputs, "float32")
     full = np.array(rows.lengths[0]) > 0
     without = case.inputs | {"Input": Rows(rows.values, [np.array(rows.lengths[0])[full].tolist()])}
     without |= {slot: case.inputs[slot][full] for slot in ("H0", "C0")}
