@@ -77,7 +77,7 @@ def read(engine, paths):
 def parser_speed(paths):
     """Megabytes a second of the parser, on blocks of the size that producers read."""
     from jfluid.dataset.multislot import Parser, Slot
-    from jfluid.dataset.reader_threads import Processes
+    from jfluid.dataset.reader_threads import ShellCommands
     from jfluid.dataset.text_files import FileSource
 
     slots = [
@@ -86,7 +86,7 @@ def parser_speed(paths):
         Slot("label", False, (1,)),
     ]
     parser, best = Parser(slots), 0.0
-    blocks = [block.copy() for path in paths for block in FileSource().blocks(path, Processes())]
+    blocks = [block.copy() for path in paths for block in FileSource().blocks(path, ShellCommands())]
     for _ in range(5):
         begin = time.perf_counter()
         for block in blocks:

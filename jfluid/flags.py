@@ -26,7 +26,7 @@ def _kernel_groups(text: str) -> str:
 
 
 class Flag(NamedTuple):
-    """Flag.
+    """Definition of a flag.
 
     Attributes:
         default: the default, which determines the flag's type.

@@ -18,8 +18,9 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from jfluid import errors, step_traces
+from jfluid import errors
 from jfluid.printable import printable
+from jfluid.record import step_traces
 from jfluid.security import private_files
 
 __all__ = ["cuda_profiler", "profiler", "reset_profiler", "start_profiler", "stop_profiler"]
@@ -192,7 +193,7 @@ def cuda_profiler(output_file: str, output_mode: str | None = None, config: list
 def operator_times(trace: str) -> dict[str, list[float]]:
     """Return the milliseconds of XLA instructions in a trace file, by operator type.
 
-    The time of a fused instruction is shared among the operators in it, by their cost (`jfluid.fusion_shares`).
+    The time of a fused instruction is shared among the operators in it, by their cost (`jfluid.record.fusion_shares`).
     """
     return step_traces.times_of(step_traces.instructions_of(Path(trace), 0))
 

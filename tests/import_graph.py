@@ -16,12 +16,11 @@ Graph = Mapping[str, set[str]]
 # only.
 LAYERS = (
     {"printable"},
-    {"errors", "fusion_shares", "startup"},
+    {"errors", "startup"},
     {"environment"},
     {"average", "flags", "host", "installation", "ir", "launcher_pipe", "security", "trainer_desc"},
-    {"step_traces"},
-    {"caches", "known_sizes", "places", "profiler", "record", "surface"},
-    {"fetch_handler", "progress"},
+    {"caches", "known_sizes", "places", "record", "surface"},
+    {"fetch_handler", "profiler", "progress"},
     {"processes"},
     {"initializer", "job", "lod_tensor", "regularizer", "transpiler"},
     {"dashboard"},

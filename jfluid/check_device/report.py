@@ -47,7 +47,7 @@ class Clock:
 
     @property
     def left(self) -> float:
-        """Seconds."""
+        """Return the seconds until the end of the checks."""
         return self.limit - (time.monotonic() - self.begin)
 
     def part(self, share: float) -> "Clock":

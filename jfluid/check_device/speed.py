@@ -24,7 +24,7 @@ WARM, MEGABYTE = 3, 2**20
 
 
 @dataclass(frozen=True)
-class Program:
+class MeasuredProgram:
     """A program of the benchmarks, and the sizes in which it is measured."""
 
     model: str
@@ -33,7 +33,7 @@ class Program:
     steps: int = 30
 
 
-def _encoder(batch: int, seq: int, d: int, heads: int, layers: int, vocab: int) -> Program:
+def _encoder(batch: int, seq: int, d: int, heads: int, layers: int, vocab: int) -> MeasuredProgram:
     sizes = {
         "batch": batch,
         "seq": seq,
@@ -42,18 +42,18 @@ def _encoder(batch: int, seq: int, d: int, heads: int, layers: int, vocab: int) 
         "layers": layers,
         "vocab": vocab,
     }
-    return Program("transformer_encoder", sizes, sizes)
+    return MeasuredProgram("transformer_encoder", sizes, sizes)
 
 
 ON_GPUS = {
-    "ResNet-50, batch 128": Program("resnet50", {"batch": 128}),
-    "ctr_dnn, batch 4096": Program("ctr_dnn", {"batch": 4096}),
+    "ResNet-50, batch 128": MeasuredProgram("resnet50", {"batch": 128}),
+    "ctr_dnn, batch 4096": MeasuredProgram("ctr_dnn", {"batch": 4096}),
     "transformer base, 64 x 256": _encoder(64, 256, 512, 8, 6, 32000),
     "BERT base, 32 x 128": _encoder(32, 128, 768, 12, 12, 30522),
 }
 ON_CPUS = {
-    "mlp": Program("mlp"),
-    "mnist_conv": Program("mnist_conv", {"batch": 32}),
+    "mlp": MeasuredProgram("mlp"),
+    "mnist_conv": MeasuredProgram("mnist_conv", {"batch": 32}),
     "transformer": _encoder(2, 32, 64, 2, 2, 1000),
 }
 QUICK = 2  # the first programs of a table, with fewer steps
@@ -93,7 +93,7 @@ def _within(figure: float | None, most: float) -> bool:
     return figure is not None and figure <= most
 
 
-def measured(devices: Devices, program: Program, steps: int) -> dict[str, float | None]:
+def measured(devices: Devices, program: MeasuredProgram, steps: int) -> dict[str, float | None]:
     """Return the figures of a program."""
     fluid_models = importlib.import_module("fluid_models")
     jax_models = importlib.import_module("jax_models")

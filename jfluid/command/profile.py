@@ -5,10 +5,10 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from jfluid import errors, flags, step_traces
+from jfluid import errors, flags
 from jfluid.compat import scripts
 from jfluid.printable import printable
-from jfluid.record import profiles
+from jfluid.record import profiles, step_traces
 from jfluid.record.phases import PHASES
 
 _STEPS = "100:110"

@@ -215,7 +215,7 @@ def _begun(run: Run, request: Request) -> Response:
         if age < _SECONDS_OF_PROFILE:
             return PlainTextResponse("another profile is being taken; it appears on the timeline", 409)
     try:
-        profiles.write_request(run.place, profiles.Request(profiles.fresh_id(), None, steps))
+        profiles.write_request(run.place, profiles.ProfileRequest(profiles.fresh_id(), None, steps))
     except OSError as error:
         return PlainTextResponse(f"the request cannot be written: {error.strerror}", 500)
     return PlainTextResponse(f"the next {steps} steps are profiled; the trace appears on the timeline", 202)

@@ -13,7 +13,7 @@ from jfluid.dataset.data_feed_desc import positive, text_of
 from jfluid.dataset.memory_budget import MemoryBudget
 from jfluid.dataset.multislot import Parser, Records, Slot, joined, no_records
 from jfluid.dataset.reader_threads import BadLines, ReaderThreads, batches_of, records_of
-from jfluid.dataset.text_files import FileSource, Processes
+from jfluid.dataset.text_files import FileSource, ShellCommands
 from jfluid.ir.types import VarType
 from jfluid.ir.variable import Variable
 
@@ -178,7 +178,7 @@ class QueueDataset(DatasetBase):
     def _batches(self, threads: int = 0) -> ReaderThreads:
         paths = self._ready()
 
-        def work(files: Iterator[str], started: Processes) -> Iterator[Any]:
+        def work(files: Iterator[str], started: ShellCommands) -> Iterator[Any]:
             parser = self._parser()
             blocks = (r for file in files for r in records_of(file, self._source, parser, self._bad, started))
             return batches_of(blocks, parser, self._batch_size)
@@ -421,7 +421,7 @@ class InMemoryDataset(DatasetBase):
         order = np.arange(len(records)) if self._order is None else self._order
         places = [order[i : i + self._batch_size] for i in range(0, len(order), self._batch_size)]
 
-        def work(jobs: Iterator[Any], started: Processes) -> Iterator[Any]:
+        def work(jobs: Iterator[Any], started: ShellCommands) -> Iterator[Any]:
             parser = self._parser()
             return (parser.batch(records, job) for job in jobs)
 
@@ -457,7 +457,7 @@ class _Loading:
         self._slots = len(dataset._slots)
         self._budget = MemoryBudget(f"{type(dataset).__name__}.load_into_memory")
 
-        def work(jobs: Iterator[tuple[int, str]], started: Processes) -> Iterator[Any]:
+        def work(jobs: Iterator[tuple[int, str]], started: ShellCommands) -> Iterator[Any]:
             parser = dataset._parser()
             return (
                 (i, r) for i, file in jobs for r in records_of(file, dataset._source, parser, dataset._bad, started)

@@ -123,7 +123,7 @@ class Records:
 
 
 def no_records(slots: int) -> Records:
-    """No record."""
+    """Return an empty `Records` with a number of slots."""
     return Records(np.empty(0, np.int64), np.empty((0, slots), np.int32), np.zeros(1, np.int64))
 
 

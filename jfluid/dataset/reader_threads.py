@@ -9,9 +9,9 @@ import numpy as np
 
 from jfluid import errors
 from jfluid.dataset.multislot import BadLine, Parser, Records, joined
-from jfluid.dataset.text_files import FileSource, Processes
+from jfluid.dataset.text_files import FileSource, ShellCommands
 
-Work = Callable[[Iterator[Any], Processes], Iterator[Any]]
+Work = Callable[[Iterator[Any], ShellCommands], Iterator[Any]]
 
 
 class BadLines:
@@ -32,7 +32,9 @@ class BadLines:
             self.first = self.first or text
 
 
-def records_of(path: str, source: FileSource, parser: Parser, bad: BadLines, started: Processes) -> Iterator[Records]:
+def records_of(
+    path: str, source: FileSource, parser: Parser, bad: BadLines, started: ShellCommands
+) -> Iterator[Records]:
     """Return the records of a file, block by block."""
     lines = 0
     for text in source.blocks(path, started):
@@ -78,7 +80,7 @@ class ReaderThreads:
     def __init__(self, jobs: Sequence[Any], work: Work, threads: int, depth: int = 8):
         self._jobs, self._work = iter(list(jobs)), work
         self._items: queue.Queue[Any] = queue.Queue(max(depth, 1))
-        self._lock, self._stop, self._processes = threading.Lock(), threading.Event(), Processes()
+        self._lock, self._stop, self._processes = threading.Lock(), threading.Event(), ShellCommands()
         self._running = max(1, min(threads, len(jobs)))
         self._threads = [
             threading.Thread(target=self._run, name=f"jfluid-producer-{i}", daemon=True) for i in range(self._running)

@@ -19,7 +19,7 @@ LONGEST_LINE = 64 << 20
 _PLAIN = ("", "cat")
 
 
-class Processes:
+class ShellCommands:
     """Shell commands that run for a group of threads."""
 
     def __init__(self) -> None:
@@ -79,7 +79,7 @@ class FileSource:
     filesystem: str = ""
     options: dict[str, Any] | None = None
 
-    def blocks(self, path: str, started: Processes) -> Iterator[Any]:
+    def blocks(self, path: str, started: ShellCommands) -> Iterator[Any]:
         """Return the text as uint8 arrays of whole lines, each valid until the next one is asked for.
 
         Raises DataError.
@@ -87,7 +87,7 @@ class FileSource:
         with contextlib.ExitStack() as stack:
             yield from _whole_lines(self._open(path, stack, started), path)
 
-    def _open(self, path: str, stack: contextlib.ExitStack, started: Processes) -> BinaryIO:
+    def _open(self, path: str, stack: contextlib.ExitStack, started: ShellCommands) -> BinaryIO:
         raw: BinaryIO | None
         if self.download_cmd:
             if path.startswith("-") or "\0" in path:
@@ -118,7 +118,7 @@ class FileSource:
 
 
 @contextlib.contextmanager
-def _piped(command: str, stdin: BinaryIO | None, path: str, started: Processes) -> Iterator[Any]:
+def _piped(command: str, stdin: BinaryIO | None, path: str, started: ShellCommands) -> Iterator[Any]:
     """Return the output of a shell command.
 
     Raises DataError when it fails; it is ended when the iteration ends early.

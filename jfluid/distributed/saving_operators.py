@@ -49,7 +49,7 @@ class Saving(Runner):
         self._slices = {i: _Slices(op, engine) for i, op in enumerate(self._ops) if op.type == RECEIVE}
 
     def run_alone(self, feed: Any, fetches: list[str], scope: Scope) -> list[Fetched]:
-        """Save.
+        """Save the parameters that the operators name.
 
         Raises FetchError for feeds and fetches, ServerError when a server does not answer, has not what is
         asked for, or cannot write; OpError where a file is there that is not to be overwritten.

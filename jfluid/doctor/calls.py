@@ -7,7 +7,7 @@ from jfluid import errors
 from jfluid.doctor.examination import Examination
 from jfluid.doctor.findings import Severity
 from jfluid.doctor.fluid_api import Entry, shown
-from jfluid.doctor.names import Literal, Module, Named, Unknown
+from jfluid.doctor.names import Literal, Named, NamedModule, Unknown
 from jfluid.doctor.rules import COMPUTED, settings
 
 # Parameters that mean the same in all layers.
@@ -38,7 +38,7 @@ def check(script: Examination, node: ast.Call) -> None:
 
 def _check_getattr(script: Examination, node: ast.Call) -> None:
     holder, name = script.value(node.args[0]), script.value(node.args[1])
-    if not isinstance(holder, Module) or not holder.of_fluid:
+    if not isinstance(holder, NamedModule) or not holder.of_fluid:
         return
     if not isinstance(name, Literal):
         script.add(
@@ -189,13 +189,13 @@ def check_item(script: Examination, target: ast.expr, value: object) -> None:
 
 def _is_environ(script: Examination, node: ast.expr) -> bool:
     value = script.value(node)
-    return isinstance(value, Module) and value.path == "os.environ"
+    return isinstance(value, NamedModule) and value.path == "os.environ"
 
 
 def _check_environment(script: Examination, node: ast.Call) -> None:
     """Check `os.environ.setdefault(...)`, `.update(...)` and `os.putenv(...)`."""
     called = script.value(node.func)
-    if not isinstance(called, Module):
+    if not isinstance(called, NamedModule):
         return
     if called.path in ("os.environ.setdefault", "os.putenv") and node.args:
         name = script.value(node.args[0])

@@ -6,7 +6,7 @@ from typing import Any
 
 from jfluid.doctor.findings import Finding, Severity
 from jfluid.doctor.fluid_api import Api
-from jfluid.doctor.names import Named, Resolver, Scope, Value
+from jfluid.doctor.names import Named, NameScope, Resolver, Value
 from jfluid.doctor.rules import Rule, RulesByUse
 from jfluid.doctor.walking import Walker
 
@@ -26,11 +26,11 @@ class Examination(Walker):
         self._file, self._rules = file, rules
         self._cell = 0
         self._resolver = Resolver(api)
-        self._scope = Scope()
+        self._scope = NameScope()
         self._selves: dict[int, dict[str, Value]] = {}  # what attributes of self stand for, by class
         self._branches = 0  # conditions around the node
         # of expressions, since a name was bound last; with the scope that they stand in
-        self._values: dict[int, tuple[ast.expr, Scope, Value]] = {}
+        self._values: dict[int, tuple[ast.expr, NameScope, Value]] = {}
 
     def at_cell(self, cell: int) -> None:
         """Attribute the next findings to a cell of a notebook."""
@@ -71,7 +71,7 @@ class Examination(Walker):
         self._values.clear()
 
     def _bind(self, name: str, value: Value, maybe: bool = False) -> None:
-        """Let a name of this scope stand for a value; see `Scope.bind`."""
+        """Let a name of this scope stand for a value; see `NameScope.bind`."""
         self._scope.bind(name, value, maybe)
         self._values.clear()
 

@@ -16,7 +16,7 @@ _PACKAGE = Path(__file__).resolve().parents[1]
 
 
 @dataclass(frozen=True)
-class Module:
+class NamedModule:
     """Module of Fluid, or `paddle` itself, or a foreign module ("numpy", "os.path")."""
 
     path: str
@@ -50,22 +50,22 @@ class Unknown:
 
 @dataclass(frozen=True)
 class Literal:
-    """A constant."""
+    """Value of a constant in the script."""
 
     value: object
 
 
-Value = Module | Named | Instance | Unknown | Literal | None
+Value = NamedModule | Named | Instance | Unknown | Literal | None
 
 
 @dataclass
-class Scope:
+class NameScope:
     """The names of a module, a function or a class.
 
     Functions do not see those of a class around them.
     """
 
-    parent: "Scope | None" = None
+    parent: "NameScope | None" = None
     names: dict[str, Value] = field(default_factory=dict)
     shared: set[str] = field(default_factory=set)
     of_class: bool = False
@@ -76,20 +76,20 @@ class Scope:
         `maybe`: in a branch, where what it stood for is kept when the new value is not known.
         """
         holder = self._outermost() if name in self.shared else self
-        if maybe and value is None and isinstance(holder.names.get(name), Module | Named):
+        if maybe and value is None and isinstance(holder.names.get(name), NamedModule | Named):
             return
         holder.names[name] = value
 
     def find(self, name: str) -> Value:
         """Return the object that a name stands for."""
-        scope: Scope | None = self
+        scope: NameScope | None = self
         while scope is not None:
             if name in scope.names and (scope is self or not scope.of_class):
                 return scope.names[name]
             scope = scope.parent
         return None
 
-    def _outermost(self) -> "Scope":
+    def _outermost(self) -> "NameScope":
         return self if self.parent is None else self.parent._outermost()
 
 
@@ -125,23 +125,23 @@ class Resolver:
                     if not name.startswith("_"):
                         yield name, Named(f"{holder.path}.{name}", entry)
 
-    def module(self, path: str) -> Module:
+    def module(self, path: str) -> NamedModule:
         """Return a module by its path.
 
         Modules of this package that Fluid does not have are none of it.
         """
         inner, path = path, canonical(path)
         if inner != path and not self._api.is_module(path):
-            return Module(inner, False)
-        return Module(path, path == "paddle" or path.startswith("paddle."))
+            return NamedModule(inner, False)
+        return NamedModule(path, path == "paddle" or path.startswith("paddle."))
 
-    def exists(self, module: Module) -> bool:
+    def exists(self, module: NamedModule) -> bool:
         """Return whether a module of Fluid is there."""
         return not module.of_fluid or self._api.is_module(module.path)
 
     # ---- expressions
 
-    def value(self, node: ast.expr, scope: Scope, of: Callable[[ast.expr], Value]) -> Value:
+    def value(self, node: ast.expr, scope: NameScope, of: Callable[[ast.expr], Value]) -> Value:
         """Return the object that an expression stands for.
 
         Args:
@@ -171,7 +171,7 @@ class Resolver:
 
     def member(self, holder: Value, name: str) -> Value:
         """Return the object that `holder.name` stands for."""
-        if isinstance(holder, Module):
+        if isinstance(holder, NamedModule):
             return self._of_module(holder, name)
         if isinstance(holder, Instance):
             found = self._of_instance(holder.entry, name)
@@ -186,19 +186,19 @@ class Resolver:
                 return Named(f"{holder.path}.{name}", holder.entry.methods[name])
         return None
 
-    def _of_module(self, holder: Module, name: str) -> Value:
+    def _of_module(self, holder: NamedModule, name: str) -> Value:
         path = f"{holder.path}.{name}"
         if not holder.of_fluid:
-            return Module(path, False)
+            return NamedModule(path, False)
         entry = self._api.names(holder.path).get(name)
         if entry is not None:
             return Named(path, entry)
         if self._api.is_module(path):
-            return Module(path, True)
+            return NamedModule(path, True)
         if name.startswith("__"):
             return None
         if _is_own_module(path):  # of this package, and not of Fluid
-            return Module(path, False)
+            return NamedModule(path, False)
         return Unknown(holder.path, name, tuple(self._api.names(holder.path)))
 
     def _of_instance(self, holder: Entry, name: str) -> Value:
@@ -216,7 +216,7 @@ class Resolver:
             if called.entry.kind == "missing":
                 return None
             return self.made_by(called.entry)
-        if isinstance(called, Module) and called.path == "importlib.import_module" and node.args:
+        if isinstance(called, NamedModule) and called.path == "importlib.import_module" and node.args:
             path = _text(of(node.args[0]))
             return self.module(path) if path else None
         if isinstance(node.func, ast.Name) and node.func.id in ("getattr", "__import__"):

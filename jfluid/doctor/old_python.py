@@ -11,7 +11,7 @@ from collections.abc import Container, Iterable, Sequence
 from jfluid import errors
 from jfluid.doctor import conditions, parsing, python2, python3, rules
 from jfluid.doctor.findings import Severity
-from jfluid.doctor.names import Module
+from jfluid.doctor.names import NamedModule
 from jfluid.doctor.script import Script
 from jfluid.doctor.walking import Walker
 
@@ -87,7 +87,7 @@ class _Walker(Walker):
 
     def visit_Attribute(self, node: ast.Attribute) -> None:
         value = self._script.value(node)
-        if isinstance(value, Module) and not value.of_fluid:
+        if isinstance(value, NamedModule) and not value.of_fluid:
             if instead := self._table["numpy"].get(value.path):
                 happens = f"{value.path} was dropped by NumPy"
                 self._supplied(node, "old-numpy", value.path, happens, instead)

@@ -10,7 +10,7 @@ from jfluid.doctor import calls, conditions
 from jfluid.doctor.examination import Examination
 from jfluid.doctor.findings import Severity
 from jfluid.doctor.fluid_api import Api, shown
-from jfluid.doctor.names import Instance, Literal, Module, Named, Scope, Unknown, Value
+from jfluid.doctor.names import Instance, Literal, Named, NamedModule, NameScope, Unknown, Value
 from jfluid.doctor.rules import COMPUTED, RulesByUse
 
 # Packages of Paddle 2 that no Fluid had.
@@ -30,7 +30,7 @@ class Script(Examination):
         self.imported: list[tuple[int, ast.Import | ast.ImportFrom, bool]] = []
         self.imports_paddle = False
         self._tried = 0  # short `try` statements around the node, which go on without it
-        self._later: deque[tuple[ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda, Scope]] = deque()
+        self._later: deque[tuple[ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda, NameScope]] = deque()
 
     def examine(self, tree: ast.Module, cell: int = 0) -> None:
         """Examine a tree; the tree of a further cell continues the examination."""
@@ -57,7 +57,7 @@ class Script(Examination):
                 if isinstance(found, Unknown) and alias.name != "*":
                     if not (node.module or "").startswith("jfluid"):
                         self._unknown(node, found)
-                elif isinstance(found, Module | Named):
+                elif isinstance(found, NamedModule | Named):
                     self._settled(node, found, used=False)
         self._bind_import(node)
 
@@ -87,11 +87,11 @@ class Script(Examination):
                 self.visit(node.value)
         else:
             self._settled(node, value)
-            if not isinstance(value, Module) and not self._is_path(node.value):
+            if not isinstance(value, NamedModule) and not self._is_path(node.value):
                 self.visit(node.value)
 
     def _is_path(self, node: ast.expr) -> bool:
-        return isinstance(self.value(node), Module)
+        return isinstance(self.value(node), NamedModule)
 
     def visit_Name(self, node: ast.Name) -> None:
         if isinstance(node.ctx, ast.Load):
@@ -99,7 +99,7 @@ class Script(Examination):
 
     def _settled(self, node: ast.AST, value: Value, used: bool = True) -> None:
         """Add the finding of a name's state."""
-        if isinstance(value, Module):
+        if isinstance(value, NamedModule):
             self.uses_fluid |= value.of_fluid and value.path != "paddle"
         if not isinstance(value, Named):
             return
@@ -277,19 +277,19 @@ class Script(Examination):
     def visit_Lambda(self, node: ast.Lambda) -> None:
         self._later.append((node, self._of_arguments(node.args)))
 
-    def _of_arguments(self, args: ast.arguments) -> Scope:
+    def _of_arguments(self, args: ast.arguments) -> NameScope:
         every = [*args.posonlyargs, *args.args, *args.kwonlyargs, args.vararg, args.kwarg]
-        return Scope(self._scope, {a.arg: None for a in every if a is not None})
+        return NameScope(self._scope, {a.arg: None for a in every if a is not None})
 
     def visit_ClassDef(self, node: ast.ClassDef) -> None:
         self._visit_all([*node.decorator_list, *node.bases, *(k.value for k in node.keywords)])
         self._bind(node.name, None)
-        self._scope, outer = Scope(self._scope, of_class=True), self._scope
+        self._scope, outer = NameScope(self._scope, of_class=True), self._scope
         self._visit_all(node.body)
         self._scope = outer
 
     def _comprehension(self, node: ast.ListComp | ast.SetComp | ast.GeneratorExp | ast.DictComp) -> None:
-        self._scope, outer = Scope(self._scope), self._scope
+        self._scope, outer = NameScope(self._scope), self._scope
         for generator in node.generators:
             self.visit(generator.iter)
             self._assign(generator.target, None, None)

@@ -86,7 +86,7 @@ class TracedLayer:
 
     @property
     def program(self) -> Program:
-        """The Program."""
+        """The Program with the recorded operators."""
         return self._program
 
     @staticmethod

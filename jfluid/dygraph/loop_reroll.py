@@ -114,7 +114,7 @@ class CallNode(NamedTuple):
 
 
 class LoopNode(NamedTuple):
-    """A loop.
+    """Loop that replaces the repeated calls of a step.
 
     Attributes:
         kinds: kinds of the calls of an iteration.

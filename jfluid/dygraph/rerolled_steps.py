@@ -126,7 +126,7 @@ def arguments(outline: Outline, arrays: Sequence[Any], draws: Any) -> tuple[list
 
 
 def _pattern(stretches: Sequence[Stretch]) -> _Pattern:
-    """Return the stretches of a row without the outputs that they are of: rows of one pattern are read alike."""
+    """Return the stretches of a row without their output numbers: equal patterns are read by equal operations."""
     return tuple([(s[0], *s[1:2]) if s[0] == "leaves" else _places_of(s) for s in stretches])
 
 

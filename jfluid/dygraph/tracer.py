@@ -3,7 +3,7 @@
 import contextlib
 import secrets
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 from weakref import ref
 
@@ -137,9 +137,7 @@ class Tracer:
         edges: list[Any] = []
         if not graph.name(given, records, key, values, edges):
             graph.take_back(before)
-            for v in given:
-                if v is not None:
-                    array_of(v.held)
+            _compute(None if v is None else v.held for v in given)
             return self.call(type_, inputs, outputs, attrs, draw)
         made: list[VarBase | None] = []
         if isinstance(outputs, tuple):
@@ -164,12 +162,9 @@ class Tracer:
             graph.take_back(before)
             call = _call_of(type_, inputs, named, attrs)
             if call.rules and any(v is not None and v.array is None for v in values):
-                for value in values:
-                    if value is not None:
-                        array_of(value)
+                _compute(values)
                 return self.call(type_, inputs, outputs, attrs, draw)
-            found = self._at_once(call, inputs, named, values)
-            if found is not None:
+            if (found := self._at_once(call, inputs, named, values)) is not None:
                 self._assign_at_once(call, found, made, values, edges, draw)
                 return made
             trace_node = self._trace_node(call, kind, values, edges if records else None)
@@ -428,6 +423,13 @@ class Tracer:
         zeros = VarBase(name="zeros")
         self.call("fill_zeros_like", {"X": [VarBase.of(value, None)]}, {"Out": [zeros]})
         return zeros
+
+
+def _compute(values: Iterable[LazyValue | None]) -> None:
+    """Compute pending values."""
+    for value in values:
+        if value is not None:
+            array_of(value)
 
 
 def _call_of(type_: str, inputs: Variables, outputs: Variables, attrs: Mapping[str, Any] | None) -> Call:

@@ -10,7 +10,7 @@ import numpy as np
 from jfluid import errors
 from jfluid.executor import Executor
 from jfluid.exports.sequences import Sequences, Value
-from jfluid.exports.tables import TableRows
+from jfluid.exports.tables import RowSource
 from jfluid.files.inference_model import load_asking
 from jfluid.files.saved_model import read_saved_model
 from jfluid.ir.operator import Operator
@@ -55,7 +55,7 @@ class LoadedModel:
         Raises FileFormatError where files are missing or damaged, UnsupportedOpError for an operator that is not in
         this release, UntrustedOperatorError for an operator that acts and is not allowed.
         """
-        tables = TableRows(path if os.path.isdir(path) else os.path.dirname(path) or ".", servers)
+        tables = RowSource(path if os.path.isdir(path) else os.path.dirname(path) or ".", servers)
         files = read_saved_model(path, model_filename, params_filename, tables.elsewhere)
         if files.faults:
             raise errors.FileFormatError(files.faults[0])

@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from jfluid.exports.onnx_graph import Graph, Node, converts, tensor_type
+from jfluid.exports.onnx_graph import ConvertedOp, OnnxBuilder, converts, tensor_type
 from jfluid.ir.types import np_dtype
 
 _PAIRS = {
@@ -14,7 +14,7 @@ _PAIRS = {
 
 
 @converts(*_PAIRS)
-def pairs(graph: Graph, node: Node) -> None:
+def pairs(graph: OnnxBuilder, node: ConvertedOp) -> None:
     x, y = node.input("X"), node.input("Y")
     axis, behind = node["axis"], graph.rank(x) - graph.rank(y)
     if axis is not None and axis >= 0 and behind > axis:  # ONNX aligns the last dimensions only
@@ -23,13 +23,13 @@ def pairs(graph: Graph, node: Node) -> None:
 
 
 @converts("not_equal")
-def not_equal(graph: Graph, node: Node) -> None:
+def not_equal(graph: OnnxBuilder, node: ConvertedOp) -> None:
     equal = graph.add("Equal", [node.input("X"), node.input("Y")])
     graph.add("Not", [equal], node.output())
 
 
 @converts("sum")
-def add_all(graph: Graph, node: Node) -> None:
+def add_all(graph: OnnxBuilder, node: ConvertedOp) -> None:
     graph.add("Sum", node.names("X"), node.output())
 
 
@@ -40,7 +40,7 @@ _REDUCTIONS = {
 
 
 @converts(*_REDUCTIONS)
-def reductions(graph: Graph, node: Node) -> None:
+def reductions(graph: OnnxBuilder, node: ConvertedOp) -> None:
     x, rank = node.input(), graph.rank(node.input())
     every = node["reduce_all"] or len(node["dim"]) >= rank
     dims = list(range(rank)) if every else list(node["dim"])
@@ -54,30 +54,30 @@ def reductions(graph: Graph, node: Node) -> None:
 
 
 @converts("mean")
-def mean(graph: Graph, node: Node) -> None:
+def mean(graph: OnnxBuilder, node: ConvertedOp) -> None:
     dims = graph.constant(list(range(graph.rank(node.input()))))
     found = graph.add("ReduceMean", [node.input(), dims], keepdims=0)
     graph.add("Reshape", [found, graph.constant([1])], node.output())
 
 
 @converts("reshape", "reshape2")
-def reshape(graph: Graph, node: Node) -> None:
+def reshape(graph: OnnxBuilder, node: ConvertedOp) -> None:
     node.without(Shape=None, ShapeTensor=None)
     graph.add("Reshape", [node.input(), graph.constant(list(node["shape"]))], node.output())
 
 
 @converts("transpose", "transpose2")
-def transpose(graph: Graph, node: Node) -> None:
+def transpose(graph: OnnxBuilder, node: ConvertedOp) -> None:
     graph.add("Transpose", [node.input()], node.output(), perm=list(node["axis"]))
 
 
 @converts("flatten", "flatten2")
-def flatten(graph: Graph, node: Node) -> None:
+def flatten(graph: OnnxBuilder, node: ConvertedOp) -> None:
     graph.add("Flatten", [node.input()], node.output(), axis=node["axis"])
 
 
 @converts("squeeze", "squeeze2")
-def squeeze(graph: Graph, node: Node) -> None:
+def squeeze(graph: OnnxBuilder, node: ConvertedOp) -> None:
     shape, axes = graph.shape(node.input()), list(node["axes"])
     axes = axes or [i for i, size in enumerate(shape) if size == 1]
     axes = [axis for axis in axes if shape[axis] == 1]  # Fluid leaves out those of other sizes
@@ -85,7 +85,7 @@ def squeeze(graph: Graph, node: Node) -> None:
 
 
 @converts("unsqueeze", "unsqueeze2")
-def unsqueeze(graph: Graph, node: Node) -> None:
+def unsqueeze(graph: OnnxBuilder, node: ConvertedOp) -> None:
     node.without(AxesTensor=None, AxesTensorList=None)
     x = node.input()
     for i, axis in enumerate(node["axes"]):
@@ -94,20 +94,20 @@ def unsqueeze(graph: Graph, node: Node) -> None:
 
 
 @converts("concat")
-def concat(graph: Graph, node: Node) -> None:
+def concat(graph: OnnxBuilder, node: ConvertedOp) -> None:
     node.without(AxisTensor=None)
     graph.add("Concat", node.names("X"), node.output(), axis=node["axis"])
 
 
 @converts("stack")
-def stack(graph: Graph, node: Node) -> None:
+def stack(graph: OnnxBuilder, node: ConvertedOp) -> None:
     axis = node["axis"]
     parts = [graph.add("Unsqueeze", [name, graph.constant([axis])]) for name in node.names("X")]
     graph.add("Concat", parts, node.output("Y"), axis=axis)
 
 
 @converts("split")
-def split(graph: Graph, node: Node) -> None:
+def split(graph: OnnxBuilder, node: ConvertedOp) -> None:
     node.without(AxisTensor=None, SectionsTensorList=None)
     outputs = list(node.op.output("Out"))
     sections = list(node["sections"])
@@ -120,7 +120,7 @@ def split(graph: Graph, node: Node) -> None:
 
 
 @converts("slice")
-def slice_(graph: Graph, node: Node) -> None:
+def slice_(graph: OnnxBuilder, node: ConvertedOp) -> None:
     node.without(StartsTensor=None, EndsTensor=None, StartsTensorList=None, EndsTensorList=None)
     parts = [graph.constant(list(node[name])) for name in ("starts", "ends", "axes")]
     dropped = list(node["decrease_axis"] or ())
@@ -135,13 +135,13 @@ def slice_(graph: Graph, node: Node) -> None:
 
 
 @converts("expand")
-def expand(graph: Graph, node: Node) -> None:
+def expand(graph: OnnxBuilder, node: ConvertedOp) -> None:
     node.without(ExpandTimes=None, expand_times_tensor=None)
     graph.add("Tile", [node.input(), graph.constant(list(node["expand_times"]))], node.output())
 
 
 @converts("gather")
-def gather(graph: Graph, node: Node) -> None:
+def gather(graph: OnnxBuilder, node: ConvertedOp) -> None:
     index = node.input("Index")
     if graph.rank(index) == 2:
         index = graph.add("Squeeze", [index, graph.constant([1])])
@@ -149,7 +149,7 @@ def gather(graph: Graph, node: Node) -> None:
 
 
 @converts("lookup_table", "lookup_table_v2")
-def lookup_table(graph: Graph, node: Node) -> None:
+def lookup_table(graph: OnnxBuilder, node: ConvertedOp) -> None:
     ids, table = node.input("Ids"), node.input("W")
     if node.type == "lookup_table":  # ids [..., 1]
         ids = graph.add("Squeeze", [ids, graph.constant([-1])])
@@ -164,12 +164,12 @@ def lookup_table(graph: Graph, node: Node) -> None:
 
 
 @converts("cast")
-def cast(graph: Graph, node: Node) -> None:
+def cast(graph: OnnxBuilder, node: ConvertedOp) -> None:
     graph.add("Cast", [node.input()], node.output(), to=tensor_type(np_dtype(node["out_dtype"])))
 
 
 @converts("fill_constant")
-def fill_constant(graph: Graph, node: Node) -> None:
+def fill_constant(graph: OnnxBuilder, node: ConvertedOp) -> None:
     node.without(ValueTensor=None, ShapeTensor=None, ShapeTensorList=None)
     value = float(node["str_value"] or node["value"])
     made = graph.constant(np.full(list(node["shape"]), value), np_dtype(node["dtype"]))
@@ -177,26 +177,26 @@ def fill_constant(graph: Graph, node: Node) -> None:
 
 
 @converts("shape")
-def shape(graph: Graph, node: Node) -> None:
+def shape(graph: OnnxBuilder, node: ConvertedOp) -> None:
     found = graph.add("Shape", [node.input("Input")])
     graph.add("Cast", [found], node.output(), to=tensor_type(np.int32))
 
 
 @converts("arg_max", "arg_min")
-def arg_max(graph: Graph, node: Node) -> None:
+def arg_max(graph: OnnxBuilder, node: ConvertedOp) -> None:
     kind = "ArgMax" if node.type == "arg_max" else "ArgMin"
     graph.add(kind, [node.input()], node.output(), axis=node["axis"], keepdims=int(node["keepdims"] or 0))
 
 
 @converts("top_k")
-def top_k(graph: Graph, node: Node) -> None:
+def top_k(graph: OnnxBuilder, node: ConvertedOp) -> None:
     node.without(K=None)
     outputs = [node.output("Out"), node.output("Indices")]
     graph.add_several("TopK", [node.input(), graph.constant([node["k"]])], outputs, axis=-1)
 
 
 @converts("pad2d")
-def pad2d(graph: Graph, node: Node) -> None:
+def pad2d(graph: OnnxBuilder, node: ConvertedOp) -> None:
     node.without(Paddings=None, data_format="NCHW")
     top, bottom, left, right = node["paddings"]
     pads = graph.constant([0, 0, top, left, 0, 0, bottom, right])

@@ -13,7 +13,7 @@ from jfluid.ir.operator import Operator
 from jfluid.ir.variable import EMPTY_NAME
 from jfluid.ops import registry
 
-Converter = Callable[["Graph", "Node"], None]
+Converter = Callable[["OnnxBuilder", "ConvertedOp"], None]
 CONVERTERS: dict[str, Converter] = {}
 PADDED = ".padded"  # behind the name of a feed or a fetch of sequences, until the graph is whole
 
@@ -28,7 +28,7 @@ def converts(*types: str) -> Callable[[Converter], Converter]:
     return register
 
 
-class Node:
+class ConvertedOp:
     """An operator that is converted: its attributes with their defaults, and its variables."""
 
     def __init__(self, op: Operator):
@@ -69,7 +69,7 @@ class Node:
                 raise self.refuse(f"{name}={self[name]!r} is not converted, only {value!r}")
 
 
-class Graph:
+class OnnxBuilder:
     """The nodes and constants of ONNX's graph while it grows.
 
     Attributes:

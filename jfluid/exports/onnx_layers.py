@@ -4,11 +4,11 @@ import math
 
 import numpy as np
 
-from jfluid.exports.onnx_graph import Graph, Node, converts
+from jfluid.exports.onnx_graph import ConvertedOp, OnnxBuilder, converts
 
 
 @converts("conv2d", "depthwise_conv2d")
-def conv2d(graph: Graph, node: Node) -> None:
+def conv2d(graph: OnnxBuilder, node: ConvertedOp) -> None:
     node.without(ResidualData=None, data_format="NCHW")
     x, w = node.input("Input"), node.input("Filter")
     inputs = [x, w] + ([node.input("Bias")] if node.has("Bias") else [])
@@ -26,7 +26,7 @@ def conv2d(graph: Graph, node: Node) -> None:
 
 
 @converts("conv2d_transpose", "depthwise_conv2d_transpose")
-def conv2d_transpose(graph: Graph, node: Node) -> None:
+def conv2d_transpose(graph: OnnxBuilder, node: ConvertedOp) -> None:
     node.without(data_format="NCHW", padding_algorithm="EXPLICIT")
     w = node.input("Filter")
     inputs = [node.input("Input"), w] + ([node.input("Bias")] if node.has("Bias") else [])
@@ -45,7 +45,7 @@ def conv2d_transpose(graph: Graph, node: Node) -> None:
     )
 
 
-def _padding(node: Node) -> dict[str, object]:
+def _padding(node: ConvertedOp) -> dict[str, object]:
     """ONNX's attributes for paddings of one number a dimension, or of two."""
     algorithm = node["padding_algorithm"]
     if algorithm == "VALID":
@@ -59,7 +59,7 @@ def _padding(node: Node) -> dict[str, object]:
 
 
 @converts("pool2d")
-def pool2d(graph: Graph, node: Node) -> None:
+def pool2d(graph: OnnxBuilder, node: ConvertedOp) -> None:
     node.without(data_format="NCHW")
     x, out, is_max = node.input(), node.output(), node["pooling_type"] == "max"
     if node["global_pooling"] or (node["adaptive"] and list(node["ksize"]) == [1, 1]):
@@ -79,7 +79,7 @@ def pool2d(graph: Graph, node: Node) -> None:
 
 
 @converts("batch_norm", "sync_batch_norm")
-def batch_norm(graph: Graph, node: Node) -> None:
+def batch_norm(graph: OnnxBuilder, node: ConvertedOp) -> None:
     if not (node["is_test"] or node["use_global_stats"]):
         raise node.refuse("it uses the statistics of the batch; save a program.clone(for_test=True)")
     node.without(data_layout="NCHW")
@@ -88,7 +88,7 @@ def batch_norm(graph: Graph, node: Node) -> None:
 
 
 @converts("layer_norm")
-def layer_norm(graph: Graph, node: Node) -> None:
+def layer_norm(graph: OnnxBuilder, node: ConvertedOp) -> None:
     x, axis = node.input(), node["begin_norm_axis"]
     shape = graph.shape(x)[axis:]
     if min(shape) < 0:
@@ -105,7 +105,7 @@ def layer_norm(graph: Graph, node: Node) -> None:
 
 
 @converts("mul")
-def mul(graph: Graph, node: Node) -> None:
+def mul(graph: OnnxBuilder, node: ConvertedOp) -> None:
     x, y = node.input("X"), node.input("Y")
     columns, rows = node["x_num_col_dims"], node["y_num_col_dims"]
     left = graph.add("Flatten", [x], axis=columns) if graph.rank(x) > 2 else x
@@ -119,7 +119,7 @@ def mul(graph: Graph, node: Node) -> None:
 
 
 @converts("matmul")
-def matmul(graph: Graph, node: Node) -> None:
+def matmul(graph: OnnxBuilder, node: ConvertedOp) -> None:
     sides = []
     for slot, attr in (("X", "transpose_X"), ("Y", "transpose_Y")):
         name = node.input(slot)
@@ -136,7 +136,7 @@ def matmul(graph: Graph, node: Node) -> None:
 
 
 @converts("dropout")
-def dropout(graph: Graph, node: Node) -> None:
+def dropout(graph: OnnxBuilder, node: ConvertedOp) -> None:
     if node["dropout_implementation"] == "upscale_in_train":
         graph.add("Identity", [node.input()], node.output())
     else:
@@ -153,40 +153,40 @@ _PLAIN = {
 
 
 @converts(*_PLAIN)
-def plain(graph: Graph, node: Node) -> None:
+def plain(graph: OnnxBuilder, node: ConvertedOp) -> None:
     graph.add(_PLAIN[node.type], [node.input()], node.output())
 
 
 @converts("relu6")
-def relu6(graph: Graph, node: Node) -> None:
+def relu6(graph: OnnxBuilder, node: ConvertedOp) -> None:
     x = node.input()
     graph.add("Clip", [x, graph.like(x, 0), graph.like(x, node["threshold"])], node.output())
 
 
 @converts("clip")
-def clip(graph: Graph, node: Node) -> None:
+def clip(graph: OnnxBuilder, node: ConvertedOp) -> None:
     node.without(Min=None, Max=None)
     x = node.input()
     graph.add("Clip", [x, graph.like(x, node["min"]), graph.like(x, node["max"])], node.output())
 
 
 @converts("leaky_relu")
-def leaky_relu(graph: Graph, node: Node) -> None:
+def leaky_relu(graph: OnnxBuilder, node: ConvertedOp) -> None:
     graph.add("LeakyRelu", [node.input()], node.output(), alpha=node["alpha"])
 
 
 @converts("elu")
-def elu(graph: Graph, node: Node) -> None:
+def elu(graph: OnnxBuilder, node: ConvertedOp) -> None:
     graph.add("Elu", [node.input()], node.output(), alpha=node["alpha"])
 
 
 @converts("hard_sigmoid")
-def hard_sigmoid(graph: Graph, node: Node) -> None:
+def hard_sigmoid(graph: OnnxBuilder, node: ConvertedOp) -> None:
     graph.add("HardSigmoid", [node.input()], node.output(), alpha=node["slope"], beta=node["offset"])
 
 
 @converts("hard_swish")
-def hard_swish(graph: Graph, node: Node) -> None:
+def hard_swish(graph: OnnxBuilder, node: ConvertedOp) -> None:
     x = node.input()
     shifted = graph.add("Add", [x, graph.like(x, node["offset"])])
     cut = graph.add("Clip", [shifted, graph.like(x, 0), graph.like(x, node["threshold"])])
@@ -194,14 +194,14 @@ def hard_swish(graph: Graph, node: Node) -> None:
 
 
 @converts("swish")
-def swish(graph: Graph, node: Node) -> None:
+def swish(graph: OnnxBuilder, node: ConvertedOp) -> None:
     x = node.input()
     gate = graph.add("Sigmoid", [graph.add("Mul", [x, graph.like(x, node["beta"])])])
     graph.add("Mul", [x, gate], node.output())
 
 
 @converts("gelu")
-def gelu(graph: Graph, node: Node) -> None:
+def gelu(graph: OnnxBuilder, node: ConvertedOp) -> None:
     x = node.input()
     half = graph.add("Mul", [x, graph.like(x, 0.5)])
     if node["approximate"]:
@@ -215,7 +215,7 @@ def gelu(graph: Graph, node: Node) -> None:
 
 
 @converts("prelu")
-def prelu(graph: Graph, node: Node) -> None:
+def prelu(graph: OnnxBuilder, node: ConvertedOp) -> None:
     x, alpha = node.input(), node.input("Alpha")
     if node["mode"] == "channel":
         shape = [-1] + [1] * (graph.rank(x) - 2)
@@ -226,28 +226,28 @@ def prelu(graph: Graph, node: Node) -> None:
 
 
 @converts("softmax")
-def softmax(graph: Graph, node: Node) -> None:
+def softmax(graph: OnnxBuilder, node: ConvertedOp) -> None:
     graph.add("Softmax", [node.input()], node.output(), axis=node["axis"])
 
 
 @converts("square")
-def square(graph: Graph, node: Node) -> None:
+def square(graph: OnnxBuilder, node: ConvertedOp) -> None:
     graph.add("Mul", [node.input(), node.input()], node.output())
 
 
 @converts("rsqrt")
-def rsqrt(graph: Graph, node: Node) -> None:
+def rsqrt(graph: OnnxBuilder, node: ConvertedOp) -> None:
     graph.add("Reciprocal", [graph.add("Sqrt", [node.input()])], node.output())
 
 
 @converts("pow")
-def power(graph: Graph, node: Node) -> None:
+def power(graph: OnnxBuilder, node: ConvertedOp) -> None:
     node.without(FactorTensor=None)
     graph.add("Pow", [node.input(), graph.like(node.input(), node["factor"])], node.output())
 
 
 @converts("scale")
-def scale(graph: Graph, node: Node) -> None:
+def scale(graph: OnnxBuilder, node: ConvertedOp) -> None:
     node.without(ScaleTensor=None)
     x, factor, bias = node.input(), node["scale"], node["bias"]
     steps = [("Mul", factor)] if factor != 1 else []

@@ -11,7 +11,7 @@ from onnx.reference import ReferenceEvaluator
 from jfluid import errors
 from jfluid.exports import onnx_arrays, onnx_layers  # noqa: F401  they register what converts
 from jfluid.exports.model import LoadedModel, check_exportable, compare
-from jfluid.exports.onnx_graph import CONVERTERS, PADDED, Graph, Node, tensor_type
+from jfluid.exports.onnx_graph import CONVERTERS, PADDED, ConvertedOp, OnnxBuilder, tensor_type
 from jfluid.exports.onnx_sequences import SEQUENCES, convert
 from jfluid.exports.padded import LENGTHS, as_arguments, as_sequences, check_one_level
 from jfluid.exports.sequences import Value
@@ -36,9 +36,9 @@ def to_onnx(model: LoadedModel) -> tuple[bytes, float]:
         raise errors.UnsupportedError(
             f"onnx: there is nothing for operators {', '.join(unknown)}; export with --to stablehlo or --to jax"
         )
-    graph = Graph(model)
+    graph = OnnxBuilder(model)
     for op in ops:
-        convert(graph, Node(op))
+        convert(graph, ConvertedOp(op))
     proto = _model(graph)
     onnx.checker.check_model(proto, full_check=True)
     session = ReferenceEvaluator(proto)
@@ -51,7 +51,7 @@ def to_onnx(model: LoadedModel) -> tuple[bytes, float]:
     return proto.SerializeToString(), compare(model, run, longest=_LONGEST)
 
 
-def _model(graph: Graph) -> Any:
+def _model(graph: OnnxBuilder) -> Any:
     """Return the model of a graph with all operators."""
     model = graph.model
     for var in model.fetches:
@@ -82,7 +82,7 @@ def _model(graph: Graph) -> Any:
     )
 
 
-def _name_padded(graph: Graph) -> None:
+def _name_padded(graph: OnnxBuilder) -> None:
     """Give the padded arrays of feeds and fetches the names of the variables, and other names to the rows."""
     names = [var.name for var in (*graph.model.feeds, *graph.model.fetches) if var.name in graph.sequences]
     renamed = {name: f"{name}.rows" for name in names} | {name + PADDED: name for name in names}
@@ -91,7 +91,7 @@ def _name_padded(graph: Graph) -> None:
             part[:] = [renamed.get(name, name) for name in part]
 
 
-def _values(graph: Graph, variables: list[Any]) -> Iterator[tuple[str, Any, list[int | str]]]:
+def _values(graph: OnnxBuilder, variables: list[Any]) -> Iterator[tuple[str, Any, list[int | str]]]:
     """Yield name, element type and sizes of the inputs or outputs for variables."""
     for var in variables:
         sizes: list[int | str] = [

@@ -10,11 +10,11 @@ from typing import Any
 
 import numpy as np
 
-from jfluid.exports.onnx_graph import CONVERTERS, Graph, Node, tensor_type
+from jfluid.exports.onnx_graph import CONVERTERS, ConvertedOp, OnnxBuilder, tensor_type
 from jfluid.ops import registry
 from jfluid.ops.ragged import Level, Ragged
 
-Converter = Callable[[Graph, Node], None]
+Converter = Callable[[OnnxBuilder, ConvertedOp], None]
 SEQUENCES: dict[str, Converter] = {}
 # Operators of a "mask" rule whose converters refuse to read other rows.
 _BY_ROW = ("batch_norm", "sync_batch_norm")
@@ -30,7 +30,7 @@ def reads_sequences(*types: str) -> Callable[[Converter], Converter]:
     return register
 
 
-def convert(graph: Graph, node: Node) -> None:
+def convert(graph: OnnxBuilder, node: ConvertedOp) -> None:
     """Add the nodes of an operator. Raises UnsupportedError if the operator has no form for sequences."""
     given = [name for name in node.op.input_arg_names if name in graph.sequences]
     if node.type in SEQUENCES:
@@ -47,7 +47,7 @@ def convert(graph: Graph, node: Node) -> None:
     graph.sequences.update(dict.fromkeys(node.op.output_arg_names, feeds.pop()))
 
 
-def _by_row(graph: Graph, node: Node) -> bool:
+def _by_row(graph: OnnxBuilder, node: ConvertedOp) -> bool:
     """Return True if row i of the operator's result depends on row i of the sequences alone."""
 
     def stand_in(name: str) -> Any:
@@ -66,7 +66,7 @@ def _by_row(graph: Graph, node: Node) -> bool:
     return rule == "map" or (rule == "mask" and node.type in _BY_ROW)
 
 
-def _sequences(graph: Graph, node: Node, slot: str = "X") -> tuple[str, str]:
+def _sequences(graph: OnnxBuilder, node: ConvertedOp, slot: str = "X") -> tuple[str, str]:
     """Return an input in padded form, and the feed that has the lengths. Raises UnsupportedError for dense inputs."""
     name = node.input(slot)
     if name not in graph.sequences:
@@ -74,19 +74,19 @@ def _sequences(graph: Graph, node: Node, slot: str = "X") -> tuple[str, str]:
     return graph.padded(name), graph.sequences[name]
 
 
-def _give(graph: Graph, padded: str, feed: str, output: str) -> None:
+def _give(graph: OnnxBuilder, padded: str, feed: str, output: str) -> None:
     """Make a padded array the sequences of an output."""
     graph.add("Reshape", [padded, graph.constant([-1, *graph.row_shape(output)])], output)
     graph.sequences[output] = feed
 
 
-def _zero_behind(graph: Graph, padded: str, feed: str, name: str, value: float = 0.0) -> str:
+def _zero_behind(graph: OnnxBuilder, padded: str, feed: str, name: str, value: float = 0.0) -> str:
     """Return a padded array with `value` behind each sequence."""
     return graph.add("Where", [graph.mask(feed, graph.rank(name) + 1), padded, graph.like(name, value)])
 
 
 @reads_sequences("sequence_pool")
-def sequence_pool(graph: Graph, node: Node) -> None:
+def sequence_pool(graph: OnnxBuilder, node: ConvertedOp) -> None:
     name, kind, rank = node.input(), node["pooltype"], graph.rank(node.input())
     padded, feed = _sequences(graph, node)
     time = graph.constant([1])
@@ -113,7 +113,7 @@ def sequence_pool(graph: Graph, node: Node) -> None:
 
 
 @reads_sequences("sequence_softmax")
-def sequence_softmax(graph: Graph, node: Node) -> None:
+def sequence_softmax(graph: OnnxBuilder, node: ConvertedOp) -> None:
     padded, feed = _sequences(graph, node)
     lowest = float(np.finfo(graph.dtype(node.input())).min)
     real = _zero_behind(graph, padded, feed, node.input(), lowest)
@@ -121,7 +121,7 @@ def sequence_softmax(graph: Graph, node: Node) -> None:
 
 
 @reads_sequences("sequence_expand", "sequence_expand_as")
-def sequence_expand(graph: Graph, node: Node) -> None:
+def sequence_expand(graph: OnnxBuilder, node: ConvertedOp) -> None:
     x, (_, feed) = node.input(), _sequences(graph, node, "Y")
     if x in graph.sequences:
         raise node.refuse("its input X is of sequences")
@@ -130,18 +130,18 @@ def sequence_expand(graph: Graph, node: Node) -> None:
 
 
 @reads_sequences("sequence_reverse")
-def sequence_reverse(graph: Graph, node: Node) -> None:
+def sequence_reverse(graph: OnnxBuilder, node: ConvertedOp) -> None:
     padded, feed = _sequences(graph, node)
     _give(graph, _reversed(graph, padded, feed), feed, node.output("Y"))
 
 
-def _reversed(graph: Graph, padded: str, feed: str, time: int = 1) -> str:
+def _reversed(graph: OnnxBuilder, padded: str, feed: str, time: int = 1) -> str:
     """Return a padded array with the rows of each sequence in the other order."""
     return graph.add("ReverseSequence", [padded, graph.lengths(feed, 1)], time_axis=time, batch_axis=1 - time)
 
 
 @reads_sequences("sequence_conv")
-def sequence_conv(graph: Graph, node: Node) -> None:
+def sequence_conv(graph: OnnxBuilder, node: ConvertedOp) -> None:
     node.without(contextStride=1, paddingTrainable=False)
     padded, feed = _sequences(graph, node)
     rows = _zero_behind(graph, padded, feed, node.input())
@@ -158,7 +158,7 @@ def sequence_conv(graph: Graph, node: Node) -> None:
 
 
 @reads_sequences("lstm")
-def lstm(graph: Graph, node: Node) -> None:
+def lstm(graph: OnnxBuilder, node: ConvertedOp) -> None:
     if graph.is_read(node.output("Cell")):
         raise node.refuse("its output Cell is read, which ONNX gives for the last step only")
     weight, bias = (graph.value(node.input(slot)) for slot in ("Weight", "Bias"))
@@ -176,7 +176,7 @@ def lstm(graph: Graph, node: Node) -> None:
 
 
 @reads_sequences("gru")
-def gru(graph: Graph, node: Node) -> None:
+def gru(graph: OnnxBuilder, node: ConvertedOp) -> None:
     weight = graph.value(node.input("Weight"))
     width = weight.shape[0]
     flat = weight.reshape(-1)
@@ -196,7 +196,7 @@ def gru(graph: Graph, node: Node) -> None:
     _recurrent(graph, node, "GRU", arrays, [state])
 
 
-def _recurrent(graph: Graph, node: Node, kind: str, arrays: list[np.ndarray], further: list[Any]) -> None:
+def _recurrent(graph: OnnxBuilder, node: ConvertedOp, kind: str, arrays: list[np.ndarray], further: list[Any]) -> None:
     """Add a recurrent layer over projected inputs: `arrays` are its weights W, R and bias B."""
     tanh = {name: "tanh" for name in ("activation", "candidate_activation", "cell_activation") if node[name]}
     node.without(gate_activation="sigmoid", **tanh)  # onnx's reference, which checks an export, has no others

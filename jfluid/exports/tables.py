@@ -19,7 +19,7 @@ _HERE = "127.0.0.1"
 _DEADLINE, _DEADLINE_MS = "FLAGS_rpc_deadline", 10_000  # a request cannot wait as long as a trainer
 
 
-class TableRows:
+class RowSource:
     """Source of the rows of a model's distributed tables.
 
     Servers that the user names have the rows of all tables. Without these servers, a server of this process has the

@@ -120,7 +120,7 @@ class FileSet:
                 raise
 
     def _become_valid(self) -> None:
-        """Rename the folder of this save, when there is none that was renamed before."""
+        """Rename the folder of this save, once no folder of an earlier save is left to finish."""
         for _ in range(_TRIES):
             try:
                 os.rename(self._staging, self._folder / _SAVED)

@@ -1,9 +1,11 @@
 """Files of an HDFS cluster: by the `hadoop` command where there is one, else by fsspec."""
 
 import os
-import shutil
 import subprocess
+import tarfile
 import tempfile
+import zipfile
+import zlib
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -178,7 +180,8 @@ class HDFSClient:
     ) -> bool:
         """Copy a file into a folder of this host; onto one that exists only with `overwrite`.
 
-        `unzip` unpacks an archive there.
+        `unzip` unpacks an archive there. Raises DataError for a damaged archive, and for an archive with names or links
+        that lead out of the folder; then nothing outside the folder is written.
         """
         if not self.is_file(hdfs_path):
             return False
@@ -196,7 +199,7 @@ class HDFSClient:
                 return False
             os.replace(copy, target)
         if unzip:
-            shutil.unpack_archive(target, local_path)
+            _unpack(target, local_path)
         return True
 
     def _got(self, hdfs_path: str, copy: str) -> bool:
@@ -213,6 +216,30 @@ class HDFSClient:
     def upload_dir(self, dest_dir: str, local_dir: str, overwrite: bool = False) -> bool:
         """Copy a folder of this host with all files in it."""
         return all(multi_upload(self, dest_dir, local_dir, overwrite=overwrite))
+
+
+def _unpack(archive: str, folder: str) -> None:
+    """Unpack a zip or tar archive into a folder. Raises DataError, before the first file for names that lead out."""
+    try:
+        if zipfile.is_zipfile(archive):
+            with zipfile.ZipFile(archive) as found:
+                outside = [name for name in found.namelist() if not _stays_inside(name)]
+                if outside:
+                    raise errors.DataError(f"{archive}: not unpacked: {outside[0]!r} leads out of the folder")
+                found.extractall(folder)
+            return
+        with tarfile.open(archive) as packed:
+            for member in packed:
+                tarfile.data_filter(member, folder)
+            packed.extractall(folder, filter="data")
+    except tarfile.FilterError as error:
+        raise errors.DataError(f"{archive}: not unpacked: {error}") from None
+    except (tarfile.TarError, zipfile.BadZipFile, zlib.error, EOFError) as error:
+        raise errors.DataError(f"{archive}: no archive, or a damaged one ({error})") from None
+
+
+def _stays_inside(name: str) -> bool:
+    return not name.startswith(("/", "\\")) and ".." not in name.replace("\\", "/").split("/")
 
 
 def _check_client(client: Any) -> None:

@@ -9,7 +9,7 @@ from jfluid.ir.types import EMPTY_NAME
 
 
 @dataclass
-class Run:
+class OperatorRun:
     """Consecutive operators that are drawn as one box.
 
     Attributes:
@@ -41,14 +41,14 @@ def scope_of(op: Any) -> tuple[str, ...]:
     return tuple(part for part in str(op.attrs.get("op_namescope", "/")).split("/") if part)
 
 
-def runs(ops: Sequence[Any], most: int | None = None) -> list[Run]:
+def runs(ops: Sequence[Any], most: int | None = None) -> list[OperatorRun]:
     """Return operators as runs: each alone where there are `most` at most, else folded by name scope.
 
     The deepest scopes are folded first. Operators without a scope, or of more scopes than `most`, are folded in runs of
     equal length.
     """
     if most is None or len(ops) <= most:
-        return [Run(op.type, [op]) for op in ops]
+        return [OperatorRun(op.type, [op]) for op in ops]
     for depth in range(max(len(scope_of(op)) for op in ops), 0, -1):
         found = list(_by_scope(ops, depth))
         if len(found) <= most:
@@ -57,17 +57,17 @@ def runs(ops: Sequence[Any], most: int | None = None) -> list[Run]:
     return [_run(ops[i : i + length], "") for i in range(0, len(ops), length)]
 
 
-def _by_scope(ops: Sequence[Any], depth: int) -> Iterator[Run]:
+def _by_scope(ops: Sequence[Any], depth: int) -> Iterator[OperatorRun]:
     """Yield runs of one scope, cut at a depth; operators without a scope stay alone."""
     for scope, group in groupby(ops, lambda op: scope_of(op)[:depth]):
         members = list(group)
         if scope:
             yield _run(members, "/".join(scope))
         else:
-            yield from (Run(op.type, [op]) for op in members)
+            yield from (OperatorRun(op.type, [op]) for op in members)
 
 
-def _run(ops: Sequence[Any], scope: str) -> Run:
+def _run(ops: Sequence[Any], scope: str) -> OperatorRun:
     if len(ops) == 1:
-        return Run(ops[0].type, ops)
-    return Run(f"{scope or f'{ops[0].type} ... {ops[-1].type}'} ({len(ops)} operators)", ops)
+        return OperatorRun(ops[0].type, ops)
+    return OperatorRun(f"{scope or f'{ops[0].type} ... {ops[-1].type}'} ({len(ops)} operators)", ops)

@@ -12,14 +12,14 @@ from jfluid.ir.variable import EMPTY_NAME, Variable
 
 
 @dataclass
-class Segment:
+class RecomputedSegment:
     """Operators between two checkpoints, and the names of their recomputed variables."""
 
     ops: list[Operator]
     renamed: dict[str, str] = field(default_factory=dict)
 
 
-def segments(block: Block, path: Sequence[Operator], checkpoints: Sequence[Variable | str]) -> list[Segment]:
+def segments(block: Block, path: Sequence[Operator], checkpoints: Sequence[Variable | str]) -> list[RecomputedSegment]:
     """Divide `path` at the operators that write `checkpoints`.
 
     Operators after the last checkpoint need no recomputing: their backward pass comes first. A
@@ -40,7 +40,7 @@ def segments(block: Block, path: Sequence[Operator], checkpoints: Sequence[Varia
             warnings.warn(
                 f"checkpoints: the loss does not depend on {name}, which has no effect", RuntimeWarning, stacklevel=2
             )
-    parts = [Segment(list(path[a:b])) for a, b in zip([0, *cuts], cuts)]
+    parts = [RecomputedSegment(list(path[a:b])) for a, b in zip([0, *cuts], cuts)]
     for part in parts:
         kept = {n for n in names if part.ops and n in part.ops[-1].output_arg_names}
         written = {n for op in part.ops for n in op.output_arg_names} - kept - {EMPTY_NAME}
@@ -50,7 +50,7 @@ def segments(block: Block, path: Sequence[Operator], checkpoints: Sequence[Varia
     return parts
 
 
-def replay(block: Block, part: Segment, finish: Callable[[str], str | None]) -> None:
+def replay(block: Block, part: RecomputedSegment, finish: Callable[[str], str | None]) -> None:
     """Append the operators of `part` again, writing under their new names.
 
     They read through a barrier that also waits for the gradient that enters the segment: otherwise
@@ -74,6 +74,6 @@ def replay(block: Block, part: Segment, finish: Callable[[str], str | None]) -> 
         block.adopt_op(copy)
 
 
-def _is_kept(part: Segment) -> bool:
+def _is_kept(part: RecomputedSegment) -> bool:
     """Return True if all outputs of the last operator are kept, so that it need not run again."""
     return not any(n in part.renamed for n in part.ops[-1].output_arg_names)

@@ -190,7 +190,7 @@ class LogText:
         return len(text)
 
     def flush(self) -> None:
-        """Nothing waits."""
+        """Do nothing: no text is buffered."""
 
 
 class Screen:
@@ -222,7 +222,7 @@ class Screen:
         self._outlet.write(data)
 
     def flush(self) -> None:
-        """Nothing waits."""
+        """Do nothing: no text is buffered."""
 
 
 def announce(text: str) -> None:

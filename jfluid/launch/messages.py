@@ -59,7 +59,7 @@ class Recorded(Message):
 
 
 class Profile(Message):
-    """The head asks the processes of a follower for a profile: the fields of `record.profiles.Request`."""
+    """The head asks the processes of a follower for a profile: the fields of `record.profiles.ProfileRequest`."""
 
     kind: Literal["profile"] = "profile"
     id: Annotated[str, Field(pattern=r"^\w{1,32}$")]
@@ -117,7 +117,7 @@ def decode(data: bytes) -> Message:
         ) from None
 
 
-class Progress(BaseModel):
+class ProgressReport(BaseModel):
     """A report of a script's progress (jfluid.progress)."""
 
     model_config = ConfigDict(strict=True)
@@ -141,7 +141,7 @@ class Ending(BaseModel):
     restarts_all: bool
 
 
-_REPORT: TypeAdapter[Progress | Ending] = TypeAdapter(Progress | Ending)
+_REPORT: TypeAdapter[ProgressReport | Ending] = TypeAdapter(ProgressReport | Ending)
 
 
 def decode_report(data: bytes) -> dict[str, Any]:

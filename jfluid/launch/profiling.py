@@ -30,7 +30,7 @@ class Profiles:
         self._joined = ""
         profiles.forget(self._folder)
         if steps is not None:
-            profiles.write_request(self._folder, profiles.Request(profiles.fresh_id(), *steps))
+            profiles.write_request(self._folder, profiles.ProfileRequest(profiles.fresh_id(), *steps))
         self._thread = threading.Thread(target=self._run, name="jfluid-profiles", daemon=True)
         self._thread.start()
 

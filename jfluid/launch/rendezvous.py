@@ -34,7 +34,7 @@ from jfluid.launch.messages import (
 from jfluid.launch.nodes import Node
 from jfluid.launch.recording import JobRecord
 from jfluid.launch.shipping import Receiver, Requests, Sender
-from jfluid.record.profiles import Request
+from jfluid.record.profiles import ProfileRequest
 from jfluid.security import sockets
 
 SECONDS_TO_MEET = 300.0
@@ -421,7 +421,7 @@ class Follower:
     def _take(self, messages: Sequence[Message]) -> None:
         for message in messages:
             if isinstance(message, Profile) and self.sender is not None and self.sender.on:
-                self.sender.ask(Request(**message.model_dump(exclude={"kind"})))
+                self.sender.ask(ProfileRequest(**message.model_dump(exclude={"kind"})))
             if isinstance(message, End) and self.verdict is None:
                 self.verdict = Verdict(message.failure, message.again)
 

@@ -72,7 +72,7 @@ class Sender:
             return False
         return first is not None and first.get("run") == token
 
-    def ask(self, request: profiles.Request) -> None:
+    def ask(self, request: profiles.ProfileRequest) -> None:
         """Ask the processes of this host for a profile."""
         try:
             profiles.write_request(self._folder, request)
@@ -294,7 +294,7 @@ class Requests:
         self._seen: Any = None
         self._next = 0.0
 
-    def new(self) -> profiles.Request | None:
+    def new(self) -> profiles.ProfileRequest | None:
         """Return a request that has changed since the last call; looks about once a second."""
         now = time.monotonic()
         if now < self._next:

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from jfluid import errors
 from jfluid.initializer import Normal
@@ -15,65 +15,82 @@ __all__ = ["conv2d", "conv2d_transpose", "conv3d", "conv3d_transpose"]
 Size = int | Sequence[int]
 
 
-def _groups(layer: str, groups: int | None) -> int:
-    """Return the number of groups; 1 for None. Raises ShapeError for one below 1."""
-    if groups is not None and groups < 1:
-        raise errors.ShapeError(f"layers.{layer}: groups {groups}, expected at least 1 (None is one group)")
-    return groups or 1
+class _Windows(NamedTuple):
+    """Arguments of a layer that say how its filters move over an image of `rank` dimensions."""
+
+    layer: str
+    rank: int
+    stride: Size
+    padding: Any
+    dilation: Size
+    groups: int | None
+    use_cudnn: bool
+    data_format: str
+
+    def check(self, x: Variable) -> tuple[int, int, bool]:
+        """Return (the number of channels of x, the number of groups, True if channels are the last dimension).
+
+        Raises ShapeError for a wrong rank, an unknown number of channels or a number of groups below 1; ProgramError
+        for a wrong format.
+        """
+        layer, data_format = self.layer, self.data_format
+        check_variable(x, layer, "input")
+        formats = ("NCHW", "NHWC") if self.rank == 2 else ("NCDHW", "NDHWC")
+        if data_format not in formats:
+            raise errors.ProgramError(f"layers.{layer}: data_format {data_format!r}, expected {' or '.join(formats)}")
+        if len(x.shape) != self.rank + 2:
+            raise errors.ShapeError(
+                f"layers.{layer}: input has {self.rank + 2} dimensions ({data_format}), found {list(x.shape)}"
+            )
+        last = data_format == formats[1]
+        channels = x.shape[-1 if last else 1]
+        if channels < 1:
+            raise errors.ShapeError(f"layers.{layer}: the channels of the input must be known, found {list(x.shape)}")
+        if self.groups is not None and self.groups < 1:
+            raise errors.ShapeError(f"layers.{layer}: groups {self.groups}, expected at least 1 (None is one group)")
+        return channels, self.groups or 1, last
+
+    def op_type(self, channels: int, depthwise: bool) -> str:
+        """Return the operator: Fluid names a depthwise operator if `groups` is given and `use_cudnn` is False."""
+        by_channel = self.rank == 2 and self.groups == channels and not self.use_cudnn
+        return f"depthwise_{self.layer}" if by_channel and depthwise else self.layer
+
+    def each(self, value: Size, name: str) -> list[int]:
+        """Return an argument as a number for each dimension of the image."""
+        return each(value, self.rank, self.layer, name)
+
+    def attributes(self, last: bool) -> dict[str, Any]:
+        """Return the attributes of the operator that convolutions and transposed convolutions have in common."""
+        pads, algorithm = paddings_of(self.padding, self.rank, last, self.layer)
+        return {
+            "strides": self.each(self.stride, "stride"),
+            "paddings": pads,
+            "padding_algorithm": algorithm,
+            "dilations": self.each(self.dilation, "dilation"),
+            "groups": self.groups or 1,
+            "use_cudnn": self.use_cudnn,
+        }
 
 
-def _channels(layer: str, x: Variable, data_format: str, rank: int) -> tuple[int, bool]:
-    """Return (the number of channels of x, True if channels are the last dimension).
-
-    Raises ShapeError for a wrong rank or an unknown number of channels, ProgramError for a wrong format.
-    """
-    check_variable(x, layer, "input")
-    formats = ("NCHW", "NHWC") if rank == 2 else ("NCDHW", "NDHWC")
-    if data_format not in formats:
-        raise errors.ProgramError(f"layers.{layer}: data_format {data_format!r}, expected {' or '.join(formats)}")
-    if len(x.shape) != rank + 2:
-        raise errors.ShapeError(
-            f"layers.{layer}: input has {rank + 2} dimensions ({data_format}), found {list(x.shape)}"
-        )
-    last = data_format == formats[1]
-    channels = x.shape[-1 if last else 1]
-    if channels < 1:
-        raise errors.ShapeError(f"layers.{layer}: the channels of the input must be known, found {list(x.shape)}")
-    return channels, last
+def _filtered(helper: LayerHelper, input: Variable, weight: Any, last: bool, attrs: dict[str, Any]) -> Variable:
+    """Append the operator of `helper`, a bias for each channel, and the activation."""
+    out = helper.create_variable_for_type_inference(input.dtype)
+    inputs = {"Input": input, "Filter": weight}
+    helper.append_op(type=helper.layer_type, inputs=inputs, outputs={"Output": out}, attrs=attrs)
+    axis = len(input.shape) - 1 if last else 1
+    return helper.append_activation(helper.append_bias_op(out, dim_start=axis, dim_end=axis + 1))
 
 
-def _conv(
-    rank: int,
-    input: Variable,
-    num_filters: int,
-    filter_size: Size,
-    stride: Size,
-    padding: Any,
-    dilation: Size,
-    groups: int | None,
-    param_attr: Any,
-    bias_attr: Any,
-    use_cudnn: bool,
-    act: str | None,
-    name: str | None,
-    data_format: str,
-) -> Variable:
-    layer = f"conv{rank}d"
-    channels, last = _channels(layer, input, data_format, rank)
-    by_channel = groups is not None  # Fluid asks before it fills in 1
-    groups = _groups(layer, groups)
+def _conv(windows: _Windows, input: Variable, num_filters: int, filter_size: Size, **parameters: Any) -> Variable:
+    channels, groups, last = windows.check(input)
     if channels % groups or num_filters % groups:
         raise errors.ShapeError(
-            f"layers.{layer}: groups {groups} must divide the {channels} channels of the input "
+            f"layers.{windows.layer}: groups {groups} must divide the {channels} channels of the input "
             f"and the {num_filters} filters"
         )
-    op_type = layer
-    by_channel = by_channel and rank == 2 and channels == groups and not use_cudnn
-    if by_channel and num_filters % channels == 0:
-        op_type = "depthwise_conv2d"
-    helper = LayerHelper(op_type, param_attr=param_attr, bias_attr=bias_attr, act=act, name=name)
-    kernel = each(filter_size, rank, layer, "filter_size")
-    pads, algorithm = paddings_of(padding, rank, last, layer)
+    helper = LayerHelper(windows.op_type(channels, num_filters % channels == 0), **parameters)
+    kernel = windows.each(filter_size, "filter_size")
+    attrs = windows.attributes(last)
     deviation = (2.0 / (math.prod(kernel) * channels)) ** 0.5
     weight = helper.create_parameter(
         helper.param_attr,
@@ -81,24 +98,8 @@ def _conv(
         input.dtype,
         default_initializer=Normal(0.0, deviation),
     )
-    out = helper.create_variable_for_type_inference(input.dtype)
-    helper.append_op(
-        type=op_type,
-        inputs={"Input": input, "Filter": weight},
-        outputs={"Output": out},
-        attrs={
-            "strides": each(stride, rank, layer, "stride"),
-            "paddings": pads,
-            "padding_algorithm": algorithm,
-            "dilations": each(dilation, rank, layer, "dilation"),
-            "groups": groups,
-            "use_cudnn": use_cudnn,
-            "use_mkldnn": False,
-            "data_format": data_format,
-        },
-    )
-    axis = rank + 1 if last else 1
-    return helper.append_activation(helper.append_bias_op(out, dim_start=axis, dim_end=axis + 1))
+    attrs |= {"use_mkldnn": False, "data_format": windows.data_format}
+    return _filtered(helper, input, weight, last, attrs)
 
 
 def conv2d(
@@ -142,22 +143,9 @@ def conv2d(
     Raises ShapeError if the input has another rank, its channels are unknown, or `groups` does
     not divide channels and filters; ProgramError for another format or padding.
     """
-    return _conv(
-        2,
-        input,
-        num_filters,
-        filter_size,
-        stride,
-        padding,
-        dilation,
-        groups,
-        param_attr,
-        bias_attr,
-        use_cudnn,
-        act,
-        name,
-        data_format,
-    )
+    windows = _Windows("conv2d", 2, stride, padding, dilation, groups, use_cudnn, data_format)
+    parameters = {"param_attr": param_attr, "bias_attr": bias_attr, "act": act, "name": name}
+    return _conv(windows, input, num_filters, filter_size, **parameters)
 
 
 def conv3d(
@@ -179,22 +167,9 @@ def conv3d(
 
     Otherwise it is as `conv2d`.
     """
-    return _conv(
-        3,
-        input,
-        num_filters,
-        filter_size,
-        stride,
-        padding,
-        dilation,
-        groups,
-        param_attr,
-        bias_attr,
-        use_cudnn,
-        act,
-        name,
-        data_format,
-    )
+    windows = _Windows("conv3d", 3, stride, padding, dilation, groups, use_cudnn, data_format)
+    parameters = {"param_attr": param_attr, "bias_attr": bias_attr, "act": act, "name": name}
+    return _conv(windows, input, num_filters, filter_size, **parameters)
 
 
 def _kernel_for_output(
@@ -209,62 +184,23 @@ def _kernel_for_output(
 
 
 def _conv_transpose(
-    rank: int,
-    input: Variable,
-    num_filters: int,
-    output_size: Any,
-    filter_size: Any,
-    padding: Any,
-    stride: Size,
-    dilation: Size,
-    groups: int | None,
-    param_attr: Any,
-    bias_attr: Any,
-    use_cudnn: bool,
-    act: str | None,
-    name: str | None,
-    data_format: str,
+    windows: _Windows, input: Variable, num_filters: int, filter_size: Any, output_size: Any, **parameters: Any
 ) -> Variable:
-    layer = f"conv{rank}d_transpose"
-    channels, last = _channels(layer, input, data_format, rank)
-    by_channel = groups is not None  # as for a convolution
-    groups = _groups(layer, groups)
-    op_type = layer
-    by_channel = by_channel and rank == 2 and channels == groups and not use_cudnn
-    if by_channel and num_filters == channels:
-        op_type = "depthwise_conv2d_transpose"
-    helper = LayerHelper(op_type, param_attr=param_attr, bias_attr=bias_attr, act=act, name=name)
-    strides, dilations = (each(stride, rank, layer, "stride"), each(dilation, rank, layer, "dilation"))
-    pads, algorithm = paddings_of(padding, rank, last, layer)
-    wanted = [] if output_size is None else each(output_size, rank, layer, "output_size")
+    channels, groups, last = windows.check(input)
+    helper = LayerHelper(windows.op_type(channels, num_filters == channels), **parameters)
+    attrs = windows.attributes(last)
+    wanted = [] if output_size is None else windows.each(output_size, "output_size")
     if filter_size is not None:
-        kernel = each(filter_size, rank, layer, "filter_size")
+        kernel = windows.each(filter_size, "filter_size")
     elif wanted:
         sizes = input.shape[1:-1] if last else input.shape[2:]
-        kernel = _kernel_for_output(wanted, sizes, strides, dilations, pads)
+        kernel = _kernel_for_output(wanted, sizes, attrs["strides"], attrs["dilations"], attrs["paddings"])
     else:
-        raise errors.ProgramError(f"layers.{layer}: give filter_size or output_size")
+        raise errors.ProgramError(f"layers.{windows.layer}: give filter_size or output_size")
     weight = helper.create_parameter(helper.param_attr, [channels, num_filters // groups, *kernel], input.dtype)
-    out = helper.create_variable_for_type_inference(input.dtype)
     # Fluid's three-dimensional operator knows the formats by their two-dimensional names.
-    data_format = "NHWC" if last else "NCHW"
-    helper.append_op(
-        type=op_type,
-        inputs={"Input": input, "Filter": weight},
-        outputs={"Output": out},
-        attrs={
-            "output_size": wanted,
-            "strides": strides,
-            "paddings": pads,
-            "padding_algorithm": algorithm,
-            "dilations": dilations,
-            "groups": groups,
-            "use_cudnn": use_cudnn,
-            "data_format": data_format,
-        },
-    )
-    axis = rank + 1 if last else 1
-    return helper.append_activation(helper.append_bias_op(out, dim_start=axis, dim_end=axis + 1))
+    attrs |= {"output_size": wanted, "data_format": "NHWC" if last else "NCHW"}
+    return _filtered(helper, input, weight, last, attrs)
 
 
 def conv2d_transpose(
@@ -307,23 +243,9 @@ def conv2d_transpose(
 
     Raises ProgramError without `output_size` and `filter_size`; for further errors see `conv2d`.
     """
-    return _conv_transpose(
-        2,
-        input,
-        num_filters,
-        output_size,
-        filter_size,
-        padding,
-        stride,
-        dilation,
-        groups,
-        param_attr,
-        bias_attr,
-        use_cudnn,
-        act,
-        name,
-        data_format,
-    )
+    windows = _Windows("conv2d_transpose", 2, stride, padding, dilation, groups, use_cudnn, data_format)
+    parameters = {"param_attr": param_attr, "bias_attr": bias_attr, "act": act, "name": name}
+    return _conv_transpose(windows, input, num_filters, filter_size, output_size, **parameters)
 
 
 def conv3d_transpose(
@@ -346,20 +268,6 @@ def conv3d_transpose(
 
     The input is [N, C, D, H, W], or [N, D, H, W, C] with data_format "NDHWC".
     """
-    return _conv_transpose(
-        3,
-        input,
-        num_filters,
-        output_size,
-        filter_size,
-        padding,
-        stride,
-        dilation,
-        groups,
-        param_attr,
-        bias_attr,
-        use_cudnn,
-        act,
-        name,
-        data_format,
-    )
+    windows = _Windows("conv3d_transpose", 3, stride, padding, dilation, groups, use_cudnn, data_format)
+    parameters = {"param_attr": param_attr, "bias_attr": bias_attr, "act": act, "name": name}
+    return _conv_transpose(windows, input, num_filters, filter_size, output_size, **parameters)

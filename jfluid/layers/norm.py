@@ -1,7 +1,7 @@
 """Normalisation layers."""
 
 import math
-from typing import Any
+from typing import Any, NamedTuple
 
 from jfluid import errors
 from jfluid.initializer import Constant, Normal
@@ -32,49 +32,35 @@ def _known_channels(layer: str, x: Variable, data_layout: str) -> int:
     return channels
 
 
+class _Statistics(NamedTuple):
+    """Running statistics of a batch normalisation."""
+
+    momentum: Any
+    mean_name: str | None
+    variance_name: str | None
+    averaged: bool  # by `ModelAverage`
+
+
 def _normalised(
-    op_type: str,
-    input: Variable,
-    is_test: bool,
-    momentum: Any,
-    epsilon: float,
-    param_attr: Any,
-    bias_attr: Any,
-    data_layout: str,
-    in_place: bool,
-    name: str | None,
-    moving_mean_name: str | None,
-    moving_variance_name: str | None,
-    do_model_average: bool,
-    use_global_stats: bool,
-    extra: dict[str, Any],
-    act: str | None,
+    op_type: str, input: Variable, in_place: bool, statistics: _Statistics, attrs: dict[str, Any], **parameters: Any
 ) -> Variable:
-    channels = _known_channels(op_type, input, data_layout)
-    helper = LayerHelper(op_type, param_attr=param_attr, bias_attr=bias_attr, act=act, name=name)
+    channels = _known_channels(op_type, input, attrs["data_layout"])
+    helper = LayerHelper(op_type, **parameters)
     dtype = VarType.FP32 if input.dtype in (VarType.FP16, VarType.BF16) else input.dtype
     scale = helper.create_parameter(helper.param_attr, [channels], dtype, default_initializer=Constant(1.0))
     bias = helper.create_parameter(helper.bias_attr, [channels], dtype, is_bias=True)
     moving = []
-    for given, start in ((moving_mean_name, 0.0), (moving_variance_name, 1.0)):
-        attr = ParamAttr(given, Constant(start), trainable=False, do_model_average=do_model_average)
+    for given, start in ((statistics.mean_name, 0.0), (statistics.variance_name, 1.0)):
+        attr = ParamAttr(given, Constant(start), trainable=False, do_model_average=statistics.averaged)
         moving.append(helper.create_parameter(attr, [channels], dtype, stop_gradient=True))
     saved = [helper.create_variable_for_type_inference(dtype, stop_gradient=True) for _ in (0, 1)]
     out = input if in_place else helper.create_variable_for_type_inference(input.dtype)
     inputs = {"X": input, "Scale": scale, "Bias": bias, "Mean": moving[0], "Variance": moving[1]}
-    attrs = {
-        "epsilon": epsilon,
-        "is_test": is_test,
-        "data_layout": data_layout,
-        "use_mkldnn": False,
-        "fuse_with_relu": False,
-        "use_global_stats": use_global_stats,
-        **extra,
-    }
-    if isinstance(momentum, Variable):
-        inputs["MomentumTensor"] = momentum
+    attrs |= {"use_mkldnn": False, "fuse_with_relu": False}
+    if isinstance(statistics.momentum, Variable):
+        inputs["MomentumTensor"] = statistics.momentum
     else:
-        attrs["momentum"] = momentum
+        attrs["momentum"] = statistics.momentum
     helper.append_op(
         type=op_type,
         inputs=inputs,
@@ -132,24 +118,15 @@ def batch_norm(
 
     Raises ShapeError if the number of channels is unknown.
     """
-    return _normalised(
-        "batch_norm",
-        input,
-        is_test,
-        momentum,
-        epsilon,
-        param_attr,
-        bias_attr,
-        data_layout,
-        in_place,
-        name,
-        moving_mean_name,
-        moving_variance_name,
-        do_model_average_for_mean_and_var,
-        use_global_stats,
-        {},
-        act,
-    )
+    statistics = _Statistics(momentum, moving_mean_name, moving_variance_name, do_model_average_for_mean_and_var)
+    attrs = {
+        "epsilon": epsilon,
+        "is_test": is_test,
+        "data_layout": data_layout,
+        "use_global_stats": use_global_stats,
+    }
+    parameters = {"param_attr": param_attr, "bias_attr": bias_attr, "act": act, "name": name}
+    return _normalised("batch_norm", input, in_place, statistics, attrs, **parameters)
 
 
 def inplace_abn(
@@ -190,24 +167,17 @@ def inplace_abn(
     """
     if act not in (None, "identity", "leaky_relu", "elu"):
         raise errors.ProgramError(f"layers.inplace_abn: act {act!r}, expected identity, leaky_relu or elu")
-    return _normalised(
-        "inplace_abn",
-        input,
-        is_test,
-        momentum,
-        epsilon,
-        param_attr,
-        bias_attr,
-        data_layout,
-        True,
-        name,
-        moving_mean_name,
-        moving_variance_name,
-        do_model_average_for_mean_and_var,
-        use_global_stats,
-        {"activation": act or "", "alpha": act_alpha},
-        None,
-    )
+    statistics = _Statistics(momentum, moving_mean_name, moving_variance_name, do_model_average_for_mean_and_var)
+    attrs = {
+        "epsilon": epsilon,
+        "is_test": is_test,
+        "data_layout": data_layout,
+        "use_global_stats": use_global_stats,
+        "activation": act or "",
+        "alpha": act_alpha,
+    }
+    parameters = {"param_attr": param_attr, "bias_attr": bias_attr, "name": name}
+    return _normalised("inplace_abn", input, True, statistics, attrs, **parameters)
 
 
 def layer_norm(

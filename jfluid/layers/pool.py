@@ -18,51 +18,32 @@ def _check_type(layer: str, pool_type: str) -> None:
         raise errors.ProgramError(f'layers.{layer}: pool_type {pool_type!r}, expected "max" or "avg"')
 
 
-def _pool(
-    rank: int,
-    input: Variable,
-    pool_size: Size,
-    pool_type: str,
-    pool_stride: Size,
-    pool_padding: Any,
-    global_pooling: bool,
-    use_cudnn: bool,
-    ceil_mode: bool,
-    name: str | None,
-    exclusive: bool,
-    data_format: str,
-) -> Variable:
-    layer = f"pool{rank}d"
-    _check_type(layer, pool_type)
+def _attributes(
+    layer: str, pool_size: Size, pool_stride: Size, pool_padding: Any, data_format: str, **attrs: Any
+) -> dict[str, Any]:
+    """Check the arguments of a pooling layer and return the attributes of the operator."""
+    rank = 2 if layer == "pool2d" else 3
+    _check_type(layer, attrs["pooling_type"])
     formats = ("NCHW", "NHWC") if rank == 2 else ("NCDHW", "NDHWC")
     if data_format not in formats:
         raise errors.ProgramError(f"layers.{layer}: data_format {data_format!r}, expected {' or '.join(formats)}")
     sizes = each(pool_size, rank, layer, "pool_size")
-    if not global_pooling and any(n < 1 for n in sizes):
+    if not attrs["global_pooling"] and any(n < 1 for n in sizes):
         raise errors.ProgramError(
             f"layers.{layer}: pool_size {pool_size!r} must be positive unless global_pooling is True"
         )
     pads, algorithm = paddings_of(pool_padding, rank, data_format == formats[1], layer)
-    if algorithm == "VALID" and ceil_mode:
+    if algorithm == "VALID" and attrs["ceil_mode"]:
         raise errors.ProgramError(f'layers.{layer}: ceil_mode cannot be used with pool_padding "VALID"')
-    return emit(
-        layer,
-        {"X": input},
-        {
-            "pooling_type": pool_type,
-            "ksize": sizes,
-            "global_pooling": global_pooling,
-            "strides": each(pool_stride, rank, layer, "pool_stride"),
-            "paddings": pads,
-            "padding_algorithm": algorithm,
-            "use_cudnn": use_cudnn,
-            "ceil_mode": ceil_mode,
-            "use_mkldnn": False,
-            "exclusive": exclusive,
-            "data_format": data_format,
-        },
-        name=name,
-    )
+    return {
+        **attrs,
+        "ksize": sizes,
+        "strides": each(pool_stride, rank, layer, "pool_stride"),
+        "paddings": pads,
+        "padding_algorithm": algorithm,
+        "use_mkldnn": False,
+        "data_format": data_format,
+    }
 
 
 def pool2d(
@@ -99,20 +80,19 @@ def pool2d(
 
     Raises ProgramError for another type, size, padding or format.
     """
-    return _pool(
-        2,
-        input,
+    attrs = _attributes(
+        "pool2d",
         pool_size,
-        pool_type,
         pool_stride,
         pool_padding,
-        global_pooling,
-        use_cudnn,
-        ceil_mode,
-        name,
-        exclusive,
         data_format,
+        pooling_type=pool_type,
+        global_pooling=global_pooling,
+        use_cudnn=use_cudnn,
+        ceil_mode=ceil_mode,
+        exclusive=exclusive,
     )
+    return emit("pool2d", {"X": input}, attrs, name=name)
 
 
 def pool3d(
@@ -132,20 +112,19 @@ def pool3d(
 
     Otherwise it is as `pool2d`.
     """
-    return _pool(
-        3,
-        input,
+    attrs = _attributes(
+        "pool3d",
         pool_size,
-        pool_type,
         pool_stride,
         pool_padding,
-        global_pooling,
-        use_cudnn,
-        ceil_mode,
-        name,
-        exclusive,
         data_format,
+        pooling_type=pool_type,
+        global_pooling=global_pooling,
+        use_cudnn=use_cudnn,
+        ceil_mode=ceil_mode,
+        exclusive=exclusive,
     )
+    return emit("pool3d", {"X": input}, attrs, name=name)
 
 
 def _adaptive(

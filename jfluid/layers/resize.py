@@ -1,7 +1,7 @@
 """Layers that resize images and volumes."""
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from jfluid import errors
 from jfluid.ir.variable import Variable
@@ -15,15 +15,18 @@ _FORMATS = {4: ("NCHW", "NHWC"), 5: ("NCDHW", "NDHWC")}
 Shape = Sequence[int | Variable] | Variable
 
 
-def _check(
-    layer: str,
-    methods: Sequence[str],
-    input: Variable,
-    resample: str,
-    align_corners: bool,
-    align_mode: int,
-    data_format: str,
-) -> None:
+class _Method(NamedTuple):
+    """Arguments of a layer that say how it interpolates."""
+
+    layer: str
+    resample: str
+    align_corners: bool
+    align_mode: int
+    data_format: str
+
+
+def _check(method: _Method, methods: Sequence[str], input: Variable) -> None:
+    layer, resample, align_corners, align_mode, data_format = method
     check_variable(input, layer, "input")
     if resample not in methods:
         raise errors.ProgramError(f"layers.{layer}: resample {resample!r}, expected one of {', '.join(methods)}")
@@ -63,19 +66,16 @@ def _sizes(layer: str, rank: int, out_shape: Any) -> tuple[dict[str, Any], list[
 
 
 def _resize(
-    layer: str,
+    method: _Method,
     methods: Sequence[str],
     input: Variable,
     out_shape: Shape | None,
     scale: float | Variable | None,
-    name: str | None,
-    resample: str,
     actual_shape: Variable | None,
-    align_corners: bool,
-    align_mode: int,
-    data_format: str,
+    name: str | None,
 ) -> Variable:
-    _check(layer, methods, input, resample, align_corners, align_mode, data_format)
+    _check(method, methods, input)
+    layer, resample, align_corners, align_mode, data_format = method
     inputs: dict[str, Any] = {"X": input}
     attrs: dict[str, Any] = {}
     sizes = [-1] * 3
@@ -95,15 +95,14 @@ def _resize(
     if actual_shape is not None:
         check_variable(actual_shape, layer, "actual_shape")
         inputs["OutSize"] = actual_shape
-    method = resample.lower()
     attrs |= {
         **dict(zip(("out_d", "out_h", "out_w"), sizes)),
-        "interp_method": method,
+        "interp_method": resample.lower(),
         "align_corners": align_corners,
         "align_mode": align_mode,
         "data_layout": "NHWC" if data_format.endswith("C") else "NCHW",
     }
-    return emit(f"{method}_interp", inputs, attrs, name=name)
+    return emit(f"{resample.lower()}_interp", inputs, attrs, name=name)
 
 
 def image_resize(
@@ -140,19 +139,8 @@ def image_resize(
 
     Raises ProgramError or TypeError for other arguments than these.
     """
-    return _resize(
-        "image_resize",
-        ("BILINEAR", "TRILINEAR", "NEAREST"),
-        input,
-        out_shape,
-        scale,
-        name,
-        resample,
-        actual_shape,
-        align_corners,
-        align_mode,
-        data_format,
-    )
+    method = _Method("image_resize", resample, align_corners, align_mode, data_format)
+    return _resize(method, ("BILINEAR", "TRILINEAR", "NEAREST"), input, out_shape, scale, actual_shape, name)
 
 
 def interpolate(
@@ -167,19 +155,8 @@ def interpolate(
     data_format: str = "NCHW",
 ) -> Variable:
     """Resize as `image_resize` does, also by "BICUBIC" interpolation (Keys 1981, sharpness -0.75)."""
-    return _resize(
-        "interpolate",
-        tuple(_DIMENSIONS),
-        input,
-        out_shape,
-        scale,
-        name,
-        resample,
-        actual_shape,
-        align_corners,
-        align_mode,
-        data_format,
-    )
+    method = _Method("interpolate", resample, align_corners, align_mode, data_format)
+    return _resize(method, tuple(_DIMENSIONS), input, out_shape, scale, actual_shape, name)
 
 
 def resize_bilinear(

@@ -8,12 +8,12 @@ import jax.numpy as jnp
 from jax import Array
 
 from jfluid.machine_code import direct_loops, gru_kernels
-from jfluid.machine_code.direct_loops import Panels, Sizes
+from jfluid.machine_code.direct_loops import LoopSizes, Panels
 from jfluid.ops.ragged import Level
 from jfluid.ops.sequence_loops import GruArrays, GruForm
 
 
-def _numbers(form: GruForm, sizes: Sizes, gates: Panels, candidate: Panels) -> dict[str, int]:
+def _numbers(form: GruForm, sizes: LoopSizes, gates: Panels, candidate: Panels) -> dict[str, int]:
     others = {
         "pitch": gates.pitch,
         "panel": gates.panel,
@@ -71,7 +71,7 @@ def _forward(
     places: Array,
 ) -> Sequence[Array]:
     """Compute hidden states, and gates with candidates, for rows or for batches of rows that share weights."""
-    sizes, panels = Sizes.of(x, h0), (Panels.of(to_gates), Panels.of(to_candidate))
+    sizes, panels = LoopSizes.of(x, h0), (Panels.of(to_gates), Panels.of(to_candidate))
     arrays, numbers = (
         (x, *(p.array for p in panels), bias, h0, places),
         _numbers(form, sizes, *panels),
@@ -87,7 +87,7 @@ def _backward(form: GruForm, to_gates: Array, to_candidate: Array, *others: Arra
     reset gate; sums of the bias's gradients, [groups, 3 width] of each batch; the gradient of h0.
     """
     gates, hidden, h0, grad, places = others
-    sizes, panels = Sizes.of(gates, h0), (Panels.of(to_gates.T), Panels.of(to_candidate.T))
+    sizes, panels = LoopSizes.of(gates, h0), (Panels.of(to_gates.T), Panels.of(to_candidate.T))
     shapes = [*(sizes.of_rows(n) for n in (3, 2, 1, 1, 1)), sizes.of_sums(3), sizes.of_sequences()]
     arrays = (gates, hidden, *(p.array for p in panels), h0, grad, places)
     numbers = _numbers(form, sizes, *panels)

@@ -50,7 +50,7 @@ class Panels:
 
 
 @dataclass(frozen=True)
-class Sizes:
+class LoopSizes:
     """The sizes of a call's arrays.
 
     Attributes:
@@ -66,7 +66,7 @@ class Sizes:
     width: int
 
     @classmethod
-    def of(cls, rows: Array, h0: Array) -> "Sizes":
+    def of(cls, rows: Array, h0: Array) -> "LoopSizes":
         """Return the sizes for arrays of shapes [..., rows, n width] and [..., number, width]."""
         return cls(rows.shape[:-2], rows.shape[-2], *h0.shape[-2:])
 

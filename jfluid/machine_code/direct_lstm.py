@@ -8,12 +8,12 @@ import jax.numpy as jnp
 from jax import Array
 
 from jfluid.machine_code import direct_loops, lstm_kernels
-from jfluid.machine_code.direct_loops import Panels, Sizes
+from jfluid.machine_code.direct_loops import LoopSizes, Panels
 from jfluid.ops.ragged import Level
 from jfluid.ops.sequence_loops import LstmArrays, LstmForm
 
 
-def _numbers(form: LstmForm, sizes: Sizes, panels: Panels) -> dict[str, int]:
+def _numbers(form: LstmForm, sizes: LoopSizes, panels: Panels) -> dict[str, int]:
     others = {
         "stride": sizes.number if form.time_major else 1,  # rows to the next of a sequence
         "pitch": panels.pitch,
@@ -67,7 +67,7 @@ def _forward(
     places: Array,
 ) -> Sequence[Array]:
     """Compute hidden states, cells and gates for rows or for batches of rows that share weights."""
-    sizes, panels = Sizes.of(x, h0), Panels.of(weight)
+    sizes, panels = LoopSizes.of(x, h0), Panels.of(weight)
     shapes = [sizes.of_rows(n) for n in (1, 1, 4)]
     arrays, numbers = (x, panels.array, bias, h0, c0, places), _numbers(form, sizes, panels)
     return direct_loops.call(lstm_kernels.FORWARD, arrays, numbers, shapes)
@@ -80,7 +80,7 @@ def _backward(form: LstmForm, weight: Array, bias: Array, *others: Array) -> Seq
     batch; the gradients of h0 and c0.
     """
     gates, cells, hidden, h0, c0, grad_hidden, grad_cells, places = others
-    sizes, panels = Sizes.of(gates, h0), Panels.of(weight.T)
+    sizes, panels = LoopSizes.of(gates, h0), Panels.of(weight.T)
     shapes = [sizes.of_rows(4), sizes.of_rows(1), sizes.of_sums(7), *[sizes.of_sequences()] * 2]
     arrays = (gates, cells, hidden, panels.array, bias, h0, c0, grad_hidden, grad_cells, places)
     grad_x, before, sums, *starts = direct_loops.call(

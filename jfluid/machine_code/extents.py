@@ -46,7 +46,7 @@ class KernelGroup(NamedTuple):
         geometry: names of the numbers of a call, in order.
         write: writes all kernels into a `Module`.
         extents: returns the extents of a kernel, by name, for a geometry.
-        bits: bits of the vectors that the kernels need, see `processor.Vectors`.
+        bits: bits of the vectors that the kernels need, see `processor.VectorUnit`.
     """
 
     names: Sequence[str]

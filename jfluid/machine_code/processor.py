@@ -22,7 +22,7 @@ _CACHE = Path("/sys/devices/system/cpu/cpu0/cache/index2/size")
 _WITHOUT_512 = "x86-64-v3"
 
 
-class Vectors(NamedTuple):
+class VectorUnit(NamedTuple):
     """Vectors that kernels may use.
 
     Attributes:
@@ -35,19 +35,19 @@ class Vectors(NamedTuple):
 
 
 @functools.cache
-def vectors() -> Vectors:
+def vectors() -> VectorUnit:
     """Return the widest vectors that the processor has and XLA_FLAGS allows."""
     if not _is_x86():
-        return Vectors(0, f"the processor is {platform.machine()}, and kernels are written for x86-64")
+        return VectorUnit(0, f"the processor is {platform.machine()}, and kernels are written for x86-64")
     features = llvm.get_host_cpu_features()
-    found = Vectors(0, "the processor has no AVX2 with FMA")
+    found = VectorUnit(0, "the processor has no AVX2 with FMA")
     if features.get("avx512f"):
-        found = Vectors(AVX512)
+        found = VectorUnit(AVX512)
     elif features.get("avx2") and features.get("fma"):
-        found = Vectors(AVX2, "the processor has no AVX-512")
+        found = VectorUnit(AVX2, "the processor has no AVX-512")
     limits = _LIMIT.findall(environment.text("XLA_FLAGS", ""))
     if limits and (allowed := _bits(limits[-1].upper())) < found.bits:
-        return Vectors(allowed, f"XLA_FLAGS has --xla_cpu_max_isa={limits[-1]}")
+        return VectorUnit(allowed, f"XLA_FLAGS has --xla_cpu_max_isa={limits[-1]}")
     return found
 
 

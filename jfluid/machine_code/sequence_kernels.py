@@ -15,7 +15,7 @@ from jfluid.machine_code import xla_tasks
 from jfluid.machine_code.extents import Array, parts
 from jfluid.machine_code.llvm_writer import I32, I64, POINTER, Module
 from jfluid.machine_code.processor import LANES
-from jfluid.machine_code.vector_functions import MOST_ROWS, Vectors
+from jfluid.machine_code.vector_functions import MOST_ROWS, VectorFunctions
 
 # The first numbers of a call, see `xla_tasks.py` for the first two. There are `batches` of arrays, which
 # share weights, each of `number` sequences in `rows` rows. A group has `group` sequences; a row follows
@@ -84,7 +84,7 @@ class Group:
     ):
         self.f = xla_tasks.begin_chunk(module, name, arrays.split(), geometry)
         f, v, b = self.f, self.f.v, self.f.b
-        self.vectors = Vectors(f)
+        self.vectors = VectorFunctions(f)
         batch = b.srem(v["chunk"], v["batches"])
         self.part = b.sdiv(v["chunk"], v["batches"])
         sizes = {name: (v["rows"], numbers) for name, numbers in of_rows.items()}

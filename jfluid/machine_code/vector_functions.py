@@ -31,7 +31,7 @@ _EXP = (
 _LARGEST = 87.0  # of which the exponential is finite, and its reciprocal no smaller than all others
 
 
-class Vectors:
+class VectorFunctions:
     """Writer of vector arithmetic into a function."""
 
     def __init__(self, f: Function):
@@ -183,7 +183,7 @@ def _tile(module: Module, count: int, width: int) -> Any:
     numbers = dict.fromkeys(("depth", "pitch", "columns"), I64)
     f = Function(module, f"few_rows_{count}_{width}", VOID, **pointers, **numbers)
     f.function.attributes.add("noinline")  # so that the loop has all registers
-    v, b, vectors = f.v, f.b, Vectors(f)
+    v, b, vectors = f.v, f.b, VectorFunctions(f)
     sums = [[f.variable(VECTOR, vectors.number(0.0)) for _ in range(width)] for _ in range(count)]
     row = f.variable(POINTER, v["matrix"])
     starts = [f.at(v["x"], f.product(I64(i), v["depth"])) for i in range(count)]

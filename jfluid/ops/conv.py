@@ -40,29 +40,39 @@ def _check(op_type: str, x: jax.Array, w: jax.Array, channels: int, groups: int,
         )
 
 
-def _convolve(
-    op_type: str,
-    x: jax.Array,
-    w: jax.Array,
-    strides: Sequence[int],
-    paddings: Sequence[int],
-    dilations: Sequence[int],
-    groups: int,
-    padding_algorithm: str,
-    data_format: str,
-) -> jax.Array:
+class _Form(NamedTuple):
+    """Attributes of a convolution."""
+
+    op_type: str
+    strides: Sequence[int]
+    paddings: Sequence[int]
+    dilations: Sequence[int]
+    groups: int
+    padding_algorithm: str
+    data_format: str
+
+    def geometry(
+        self, x: jax.Array, w: jax.Array
+    ) -> tuple[Sequence[int], list[int], list[int], windows.Pairs, Sequence[int]]:
+        """Return axes of the image, and along these axes: sizes, sizes of dilated filters, padding and dilation."""
+        axes = windows.spatial_axes(x.ndim, self.data_format)
+        windows.check_lengths(self.op_type, len(axes), strides=self.strides, dilations=self.dilations)
+        sizes = [x.shape[a] for a in axes]
+        # Fluid drops the dilation of "SAME".
+        dilations = (1,) * len(axes) if self.padding_algorithm == "SAME" else self.dilations
+        kernel = [d * (k - 1) + 1 for k, d in zip(w.shape[2:], dilations)]
+        pads = windows.padding_pairs(self.op_type, self.paddings, self.padding_algorithm, sizes, kernel, self.strides)
+        return axes, sizes, kernel, pads, dilations
+
+
+def _convolve(x: jax.Array, w: jax.Array, form: _Form) -> jax.Array:
+    op_type, strides, _, _, groups, _, data_format = form
     _check(op_type, x, w, w.shape[1] * groups, groups, data_format)
     if w.shape[0] % groups:
         raise errors.ShapeError(f"{op_type}: {w.shape[0]} filters cannot be divided into {groups} groups")
     if w.dtype == jnp.int8:  # of a quantized model, with images of integers stored as floats
         w = w.astype(x.dtype)
-    axes = windows.spatial_axes(x.ndim, data_format)
-    windows.check_lengths(op_type, len(axes), strides=strides, dilations=dilations)
-    sizes = [x.shape[a] for a in axes]
-    if padding_algorithm == "SAME":  # Fluid drops the dilation here
-        dilations = (1,) * len(axes)
-    kernel = [d * (k - 1) + 1 for k, d in zip(w.shape[2:], dilations)]
-    pads = windows.padding_pairs(op_type, paddings, padding_algorithm, sizes, kernel, strides)
+    axes, sizes, kernel, pads, dilations = form.geometry(x, w)
     out = windows.output_sizes(op_type, sizes, kernel, strides, pads)
 
     def library(x: jax.Array, w: jax.Array) -> jax.Array:
@@ -226,7 +236,7 @@ def conv2d(
     fuse_residual_connection: bool = False,
 ) -> Array:
     """Apply a two-dimensional convolution (cross-correlation) with filters [out, in / groups, height, width]."""
-    y = _convolve("conv2d", x, w, strides, paddings, dilations, groups, padding_algorithm, data_format)
+    y = _convolve(x, w, _Form("conv2d", strides, paddings, dilations, groups, padding_algorithm, data_format))
     return _finished(y, bias, residual, data_format, fuse_activation, fuse_alpha, fuse_residual_connection)
 
 
@@ -257,36 +267,20 @@ def conv3d(
     fuse_residual_connection: bool = False,
 ) -> Array:
     """Apply a three-dimensional convolution with filters [out, in / groups, depth, height, width]."""
-    y = _convolve("conv3d", x, w, strides, paddings, dilations, groups, padding_algorithm, data_format)
+    y = _convolve(x, w, _Form("conv3d", strides, paddings, dilations, groups, padding_algorithm, data_format))
     return _finished(y, None, residual, data_format, fuse_activation, fuse_alpha, fuse_residual_connection)
 
 
-def _transpose(
-    op_type: str,
-    x: jax.Array,
-    w: jax.Array,
-    strides: Sequence[int],
-    paddings: Sequence[int],
-    dilations: Sequence[int],
-    groups: int,
-    padding_algorithm: str,
-    data_format: str,
-    output_size: Sequence[int],
-) -> jax.Array:
+def _transpose(x: jax.Array, w: jax.Array, form: _Form, output_size: Sequence[int]) -> jax.Array:
     """Compute a transposed convolution as a forward operator.
 
     Filters are [in, out / groups, ...], the layout of the convolution that is transposed.
     """
+    op_type, strides, _, _, groups, _, data_format = form
     _check(op_type, x, w, w.shape[0], groups, data_format)
     if w.shape[0] % groups:
         raise errors.ShapeError(f"{op_type}: {w.shape[0]} input channels cannot be divided into {groups} groups")
-    axes = windows.spatial_axes(x.ndim, data_format)
-    windows.check_lengths(op_type, len(axes), strides=strides, dilations=dilations)
-    sizes = [x.shape[a] for a in axes]
-    if padding_algorithm == "SAME":
-        dilations = (1,) * len(axes)
-    kernel = [d * (k - 1) + 1 for k, d in zip(w.shape[2:], dilations)]
-    pads = windows.padding_pairs(op_type, paddings, padding_algorithm, sizes, kernel, strides)
+    axes, sizes, kernel, pads, dilations = form.geometry(x, w)
     smallest = [(n - 1) * s - low - high + k for n, s, k, (low, high) in zip(sizes, strides, kernel, pads)]
     wanted = list(output_size) or smallest
     for size, least, s in zip(wanted, smallest, strides):
@@ -299,22 +293,13 @@ def _transpose(
         (k - 1 - low, k - 1 - high + size - least)
         for k, (low, high), size, least in zip(kernel, pads, wanted, smallest)
     )
-    layout = _layout(x.ndim, data_format, "OI")
-    return _dilated(x, _swap(w, groups), axes, strides, around, dilations, groups, layout)
+    return _dilated(x, _swap(w, groups), axes, around, form._replace(dilations=dilations))
 
 
-def _dilated(
-    x: jax.Array,
-    w: jax.Array,
-    axes: Sequence[int],
-    strides: Sequence[int],
-    pads: windows.Pairs,
-    dilations: Sequence[int],
-    groups: int,
-    layout: tuple[str, str, str],
-) -> jax.Array:
+def _dilated(x: jax.Array, w: jax.Array, axes: Sequence[int], pads: windows.Pairs, form: _Form) -> jax.Array:
     """Convolve an image dilated by `strides`: zeros fill the space between its pixels."""
-    ones, apart = (1,) * len(axes), tuple(strides)
+    ones, apart, groups = (1,) * len(axes), tuple(form.strides), form.groups
+    layout = _layout(x.ndim, form.data_format, "OI")
 
     def convolve(x: jax.Array, w: jax.Array, apart: tuple[int, ...]) -> jax.Array:
         return lax.conv_general_dilated(
@@ -323,7 +308,7 @@ def _dilated(
             ones,
             pads,
             lhs_dilation=apart,
-            rhs_dilation=tuple(dilations),
+            rhs_dilation=tuple(form.dilations),
             feature_group_count=groups,
             dimension_numbers=layout,
         )
@@ -383,9 +368,8 @@ def conv2d_transpose(
     fuse_beta: float = 0.0,
 ) -> Array:
     """Apply a two-dimensional transposed convolution with filters [in, out / groups, height, width]."""
-    y = _transpose(
-        "conv2d_transpose", x, w, strides, paddings, dilations, groups, padding_algorithm, data_format, output_size
-    )
+    form = _Form("conv2d_transpose", strides, paddings, dilations, groups, padding_algorithm, data_format)
+    y = _transpose(x, w, form, output_size)
     return _finished(y, bias, None, data_format, fuse_activation, fuse_alpha)
 
 
@@ -406,6 +390,5 @@ def conv3d_transpose(
     output_size: Ints = (),
 ) -> Array:
     """Apply a three-dimensional transposed convolution with filters [in, out / groups, depth, height, width]."""
-    return _transpose(
-        "conv3d_transpose", x, w, strides, paddings, dilations, groups, padding_algorithm, data_format, output_size
-    )
+    form = _Form("conv3d_transpose", strides, paddings, dilations, groups, padding_algorithm, data_format)
+    return _transpose(x, w, form, output_size)

@@ -1,6 +1,7 @@
 """Operators that make tensors: constants, copies, casts, counters."""
 
 from collections.abc import Callable, Mapping, Sequence
+from math import prod
 from typing import Any
 
 import jax.numpy as jnp
@@ -14,13 +15,14 @@ from jfluid.ops.ragged import Value
 from jfluid.ops.registry import Bool, Floats, Int, Ints, Long, Longs, op
 from jfluid.ops.selected_rows import SelectedRows
 from jfluid.ops.sequence_lod import number_like
-from jfluid.ops.shape import given_ints, is_unknown, numpy_of
+from jfluid.ops.shape import given_shape, is_unknown, numpy_of
 
+_MOST_NUMBERS = 1 << 56  # of a range
 SMALL = 64  # a constant with at most this number of elements stays static
 
 
 def _constant(shape: Sequence[int], dtype: np.dtype, value: Any) -> Array:
-    small = all(d >= 0 for d in shape) and np.prod(shape, dtype=np.int64) <= SMALL
+    small = prod(shape) <= SMALL
     return (np if small else jnp).full(shape, value, dtype)
 
 
@@ -53,9 +55,7 @@ def fill_constant(
     str_value: str = "",
 ) -> Array:
     """Make a tensor with one value everywhere."""
-    dims = given_ints(shape_tensors, shape_tensor, shape, "the shape of fill_constant")
-    if any(d < 0 for d in dims):
-        raise errors.ShapeError(f"fill_constant: expected a shape without negative numbers, found {dims}")
+    dims = given_shape(shape_tensors, shape_tensor, shape, "the shape of fill_constant")
     elements = np_dtype(dtype)
     if value_tensor is None:
         return _constant(dims, elements, _parsed(str_value, value, elements))
@@ -171,7 +171,7 @@ def _numbers(values: tuple[Array, Array, Array], what: str) -> list[Any] | None:
     """Return the numbers in tensors of one element; None while shapes are inferred."""
     traced = next((v for v in values if not static_values.is_static(v)), None)
     if traced is None:
-        return [np.asarray(v).reshape(-1)[0] for v in values]
+        return [np.asarray(v).reshape(-1)[0].item() for v in values]
     if static_values.placeholder() is None:
         raise static_values.unknown(traced, what)
     return None
@@ -186,13 +186,15 @@ def range_(start: Array, end: Array, step: Array) -> Array | np.ndarray:
     first, last, by = numbers
     if by == 0 or (last - first) * by < 0:
         raise errors.OpError(f"range: from {first} to {last} is not reached by steps of {by}")
+    if by * _MOST_NUMBERS < last - first if by > 0 else by * _MOST_NUMBERS > last - first:
+        raise errors.OutOfMemoryError(f"range: from {first} to {last} by {by} are more numbers than any memory holds")
     return np.arange(first, last, by, dtype=np.dtype(start.dtype))
 
 
 @op("linspace", ins=("Start", "Stop", "Num"), outs=("Out",), grad=False, fold=True)
 def linspace(start: Array, stop: Array, num: Array) -> Array:
     """Return num evenly spaced numbers from start to stop, both included."""
-    count = static_values.ints(num, "the number of elements of linspace")[0]
+    count = static_values.sizes(num, "the number of elements of linspace")[0]
     xp, start, stop = numpy_of(start, stop), start.reshape(-1)[0], stop.reshape(-1)[0]
     if count < 1:
         raise errors.OpError(f"linspace: expected a positive number of elements, found {count}")

@@ -1,6 +1,7 @@
 """Deformable convolutions: filters sample the image at computed points (arXiv:1703.06211, arXiv:1811.11168)."""
 
 import math
+from typing import NamedTuple
 
 import jax.numpy as jnp
 from jax import Array
@@ -11,22 +12,23 @@ from jfluid.ops.bilinear import between_pixels
 from jfluid.ops.registry import Ints, op
 
 
-def _convolve(
-    op_type: str,
-    x: Array,
-    offset: Array,
-    mask: Array | None,
-    weight: Array,
-    strides: Ints,
-    paddings: Ints,
-    dilations: Ints,
-    groups: int,
-    deformable_groups: int,
-) -> Array:
+class _Form(NamedTuple):
+    """Attributes of a deformable convolution."""
+
+    op_type: str
+    strides: Ints
+    paddings: Ints
+    dilations: Ints
+    groups: int
+    parts: int  # of the channels, each with offsets of its own
+
+
+def _convolve(x: Array, offset: Array, mask: Array | None, weight: Array, form: _Form) -> Array:
+    op_type, strides, paddings, dilations, groups, parts = form
     windows.check_lengths(op_type, 2, strides=strides, paddings=paddings, dilations=dilations)
-    out = _check(op_type, x, offset, mask, weight, strides, paddings, dilations, groups, deformable_groups)
+    out = _check(x, offset, mask, weight, form)
     n, channels = x.shape[:2]
-    taps, parts = math.prod(weight.shape[2:]), deformable_groups
+    taps = math.prod(weight.shape[2:])
     row, column = (
         axis.reshape(-1, 1, 1)
         for axis in jnp.meshgrid(
@@ -49,19 +51,9 @@ def _convolve(
     return found.reshape(n, weight.shape[0], *out)
 
 
-def _check(
-    op_type: str,
-    x: Array,
-    offset: Array,
-    mask: Array | None,
-    weight: Array,
-    strides: Ints,
-    paddings: Ints,
-    dilations: Ints,
-    groups: int,
-    parts: int,
-) -> tuple[int, ...]:
+def _check(x: Array, offset: Array, mask: Array | None, weight: Array, form: _Form) -> tuple[int, ...]:
     """Return the height and width of the result, or raise ShapeError."""
+    op_type, strides, paddings, dilations, groups, parts = form
     if x.ndim != 4 or weight.ndim != 4 or groups < 1 or x.shape[1] != weight.shape[1] * groups:
         raise errors.ShapeError(
             f"{op_type}: expected Input [N, C, H, W] and Filter [filters, C / groups, height, width], "
@@ -101,9 +93,8 @@ def deformable_conv(
 
     `im2col_step` sets the block size of Fluid's kernel and does not change the result.
     """
-    return _convolve(
-        "deformable_conv", x, offset, mask, weight, strides, paddings, dilations, groups, deformable_groups
-    )
+    form = _Form("deformable_conv", strides, paddings, dilations, groups, deformable_groups)
+    return _convolve(x, offset, mask, weight, form)
 
 
 @op("deformable_conv_v1", ins=("Input", "Offset", "Filter"), outs=("Output",), rows="map")
@@ -120,6 +111,5 @@ def deformable_conv_v1(
     im2col_step: int = 64,
 ) -> Array:
     """Convolve with each tap moved by its offset; otherwise as `deformable_conv`."""
-    return _convolve(
-        "deformable_conv_v1", x, offset, None, weight, strides, paddings, dilations, groups, deformable_groups
-    )
+    form = _Form("deformable_conv_v1", strides, paddings, dilations, groups, deformable_groups)
+    return _convolve(x, offset, None, weight, form)

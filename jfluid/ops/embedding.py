@@ -270,7 +270,7 @@ def hot(ids: Array, depth_tensor: Array | None, depth: int, dtype: Any, allow_ou
     An id out of range gives zeros if allowed, else NaN (-1 for integer dtypes).
     """
     if depth_tensor is not None:
-        depth = static_values.ints(depth_tensor, "one_hot's depth_tensor")[0]
+        depth = static_values.sizes(depth_tensor, "one_hot's depth_tensor")[0]
     integer_ids("one_hot", ids)
     if depth < 1:
         raise errors.ShapeError(f"one_hot: depth: expected a positive number, found {depth}")

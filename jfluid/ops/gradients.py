@@ -92,7 +92,7 @@ def vjp(
     return vjp_of(lambda *values: ragged_dispatch.call(forward, values, kwargs), inputs, wanted, used)
 
 
-class Traced:
+class TracedGradient:
     """Function of arrays and its gradient, traced once for calls with arrays of equal shapes and dtypes.
 
     Attributes:
@@ -121,7 +121,7 @@ def vjp_of(
     inputs: Sequence[Any],
     wanted: Sequence[bool],
     used: Iterable[bool],
-    traced: Traced | None = None,
+    traced: TracedGradient | None = None,
 ) -> tuple[tuple[Any, ...], Callable[[Sequence[Any]], list[Any]]]:
     """Run a function on slot values like `vjp`, and return its outputs and its gradient function.
 

@@ -35,7 +35,7 @@ def affine_grid(theta: Array, wanted: Array | None, *, output_shape: Ints = ()) 
     """
     shape = output_shape
     if wanted is not None:
-        shape = static_values.ints(wanted, "the shape that affine_grid makes points for")
+        shape = static_values.sizes(wanted, "the shape that affine_grid makes points for")
     if theta.shape[1:] != (2, 3) or len(shape) != 4:
         raise errors.ShapeError(
             "affine_grid: expected Theta [N, 2, 3] and an output shape [N, C, H, W], found "

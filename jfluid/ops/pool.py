@@ -189,48 +189,6 @@ def _adaptive_average(x: jax.Array, axes: Sequence[int], out: Sequence[int]) -> 
     return x
 
 
-def _pool(
-    op_type: str,
-    x: jax.Array,
-    pooling_type: String,
-    ksize: Sequence[int],
-    global_pooling: bool,
-    strides: Sequence[int],
-    paddings: Sequence[int],
-    exclusive: bool,
-    adaptive: bool,
-    ceil_mode: bool,
-    data_format: str,
-    padding_algorithm: str,
-) -> jax.Array:
-    axes = windows.spatial_axes(x.ndim, data_format)
-    if pooling_type not in ("max", "avg"):
-        raise errors.ProgramError(f"{op_type}: pooling_type {pooling_type!r}, expected max or avg")
-    sizes = [x.shape[a] for a in axes]
-    if global_pooling:
-        ksize, strides, paddings, padding_algorithm, adaptive = (sizes, (1,) * len(axes), (), "VALID", False)
-    windows.check_lengths(op_type, len(axes), ksize=ksize, strides=strides)
-    if adaptive:
-        if any(n % k for n, k in zip(sizes, ksize)):
-            if pooling_type == "avg":
-                return _adaptive_average(x, axes, ksize)
-            channels_first = jnp.moveaxis(x, axes, range(-len(axes), 0))
-            best = _max_at(channels_first, [_regions(n, k) for n, k in zip(sizes, ksize)])[0]
-            return jnp.moveaxis(best, range(-len(axes), 0), axes)
-        ksize = strides = [n // k for n, k in zip(sizes, ksize)]
-        padding_algorithm, ceil_mode = "VALID", False
-    pads = windows.padding_pairs(op_type, paddings, padding_algorithm, sizes, ksize, strides)
-    out = windows.output_sizes(op_type, sizes, ksize, strides, pads, ceil_mode)
-    # The last window decides how far the input is padded: further in ceil mode, less where it does
-    # not fit.
-    pads = tuple(
-        (low, (n - 1) * s + k - size - low) for (low, _), n, s, k, size in zip(pads, out, strides, ksize, sizes)
-    )
-    if pooling_type == "max":
-        return _max_pool(x, axes, ksize, strides, pads, out)
-    return _average_pool(x, axes, ksize, strides, pads, out, exclusive)
-
-
 def _register_pool(op_type: str, dimensions: int, layout: str) -> Callable[..., Array]:
     """Register the maximum or average over windows of a number of dimensions."""
 
@@ -248,20 +206,33 @@ def _register_pool(op_type: str, dimensions: int, layout: str) -> Callable[..., 
         data_format: str = layout,
         padding_algorithm: str = "EXPLICIT",
     ) -> Array:
-        return _pool(
-            op_type,
-            x,
-            pooling_type,
-            ksize,
-            global_pooling,
-            strides,
-            paddings,
-            exclusive,
-            adaptive,
-            ceil_mode,
-            data_format,
-            padding_algorithm,
+        axes = windows.spatial_axes(x.ndim, data_format)
+        if pooling_type not in ("max", "avg"):
+            raise errors.ProgramError(f"{op_type}: pooling_type {pooling_type!r}, expected max or avg")
+        sizes = [x.shape[a] for a in axes]
+        if global_pooling:
+            ksize, strides, paddings = tuple(sizes), (1,) * len(axes), ()
+            padding_algorithm, adaptive = "VALID", False
+        windows.check_lengths(op_type, len(axes), ksize=ksize, strides=strides)
+        if adaptive:
+            if any(n % k for n, k in zip(sizes, ksize)):
+                if pooling_type == "avg":
+                    return _adaptive_average(x, axes, ksize)
+                channels_first = jnp.moveaxis(x, axes, range(-len(axes), 0))
+                best = _max_at(channels_first, [_regions(n, k) for n, k in zip(sizes, ksize)])[0]
+                return jnp.moveaxis(best, range(-len(axes), 0), axes)
+            ksize = strides = tuple(n // k for n, k in zip(sizes, ksize))
+            padding_algorithm, ceil_mode = "VALID", False
+        pads = windows.padding_pairs(op_type, paddings, padding_algorithm, sizes, ksize, strides)
+        out = windows.output_sizes(op_type, sizes, ksize, strides, pads, ceil_mode)
+        # The last window decides how far the input is padded: further in ceil mode, less where it does
+        # not fit.
+        pads = tuple(
+            (low, (n - 1) * s + k - size - low) for (low, _), n, s, k, size in zip(pads, out, strides, ksize, sizes)
         )
+        if pooling_type == "max":
+            return _max_pool(x, axes, ksize, strides, pads, out)
+        return _average_pool(x, axes, ksize, strides, pads, out, exclusive)
 
     return op(op_type, ins=("X",), outs=("Out",), examples=("X",))(pool)
 

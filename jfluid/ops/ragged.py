@@ -300,9 +300,9 @@ spread.defvjp(_spread_forward, _spread_backward)
 
 @jax.custom_vjp
 def moved(values: Any, source: Any, back: Any, real: Any) -> Any:
-    """Return values[source].
+    """Gather rows: values[source].
 
-    Its gradient takes for each row what arrived at row `back`, where `real` says that something did.
+    The gradient gathers, too: row i gets the gradient of row `back[i]`, or zero where `real[i]` is False.
     """
     return jnp.take(values, source, axis=0, mode="clip")
 

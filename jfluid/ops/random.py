@@ -19,7 +19,7 @@ from jfluid.ops import batched_random
 from jfluid.ops.creation import like_batch
 from jfluid.ops.ragged import Value
 from jfluid.ops.registry import Int, Ints, Longs, op
-from jfluid.ops.shape import given_ints
+from jfluid.ops.shape import given_shape
 
 _SHAPE = ("ShapeTensor?", "ShapeTensorList*?")
 
@@ -69,7 +69,7 @@ def uniform_random(
     key: Array,
 ) -> Array:
     """Draw numbers evenly from [min, max); diag_* put a constant on a diagonal."""
-    dims = given_ints(shape_tensors, shape_tensor, shape, "the shape of uniform_random")
+    dims = given_shape(shape_tensors, shape_tensor, shape, "the shape of uniform_random")
     return _with_diagonal(_uniform(key_of(key, seed), dims, dtype, min, max), diag_num, diag_step, diag_val)
 
 
@@ -120,7 +120,7 @@ def gaussian_random(
     key: Array,
 ) -> Array:
     """Draw normally distributed numbers."""
-    dims = given_ints(shape_tensors, shape_tensor, shape, "the shape of gaussian_random")
+    dims = given_shape(shape_tensors, shape_tensor, shape, "the shape of gaussian_random")
     return _gaussian(key_of(key, seed), dims, dtype, mean, std)
 
 
@@ -175,7 +175,7 @@ def randint(
     """Draw integers evenly from [low, high)."""
     if low >= high:
         raise errors.OpError(f"randint: expected low < high, found {low} and {high}")
-    dims = given_ints(shape_tensors, shape_tensor, shape, "the shape of randint")
+    dims = given_shape(shape_tensors, shape_tensor, shape, "the shape of randint")
     return jax.random.randint(key_of(key, seed), dims, low, high, np_dtype(dtype))
 
 

@@ -144,10 +144,7 @@ def _add(
     fn: Callable[..., Any] | None,
     declaration: Declaration,
     attrs: Mapping[str, Attr],
-    wants_ctx: bool = False,
-    wants_rows: bool = False,
-    wants_replicas: bool = False,
-    wants_shared: bool = False,
+    **wants: Any,
 ) -> None:
     if type_ in _OPS:
         raise ValueError(f"operator {type_} is registered twice")
@@ -167,10 +164,7 @@ def _add(
         ins,
         outs,
         attrs,
-        wants_ctx=wants_ctx,
-        wants_rows=wants_rows,
-        wants_replicas=wants_replicas,
-        wants_shared=wants_shared,
+        **wants,
         **options,
     )
 

@@ -31,7 +31,7 @@ class Repeated:
     def __init__(self, attributes: Iterable[tuple[OpDef, Mapping[str, Any]]]):
         self._counts = Counter(_attributes(d, given) for d, given in attributes)
         self._calls: dict[Hashable, Any] = {}
-        self._vjps: dict[Hashable, gradients.Traced] = {}
+        self._vjps: dict[Hashable, gradients.TracedGradient] = {}
         self._alone: set[Hashable] = set()  # which are traced each time after all
 
     def call(
@@ -61,7 +61,7 @@ class Repeated:
         """Call `gradients.vjp_of` for `function`, by its cached trace if there is one."""
         key = self._key(definition, inputs, kwargs, *wanted, *used)
         if key is not None:
-            traced = self._vjps.setdefault(key, gradients.Traced())
+            traced = self._vjps.setdefault(key, gradients.TracedGradient())
             try:
                 return gradients.vjp_of(_traced(function), inputs, wanted, used, traced)
             except Exception:  # as above

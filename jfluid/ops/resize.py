@@ -138,9 +138,9 @@ def _sizes(
     """
     what = f"the size of {method} interpolation"
     if each_size:
-        wanted = list(static_values.ints(each_size, what))
+        wanted = list(static_values.sizes(each_size, what))
     elif out_size is not None:
-        wanted = list(static_values.ints(out_size, what))
+        wanted = list(static_values.sizes(out_size, what))
     else:
         wanted = list(attributes)
         if scale_tensor is not None:

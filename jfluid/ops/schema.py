@@ -301,7 +301,8 @@ def _infer(op: Operator, definition: OpDef, ins: list[list[Variable]]) -> list[A
         )
         attrs = {a: op.attrs[a] for a in definition.attrs if a in op.attrs}
         cause = (str(error) or type(error).__name__).splitlines()[0].replace(str(static_values.PLACEHOLDERS[0]), "-1")
-        kind = errors.DtypeError if isinstance(error, errors.DtypeError) else errors.ShapeError
+        kept = (errors.DtypeError, errors.OutOfMemoryError)
+        kind = next((kind for kind in kept if isinstance(error, kind)), errors.ShapeError)
         raise kind(
             f"operator {op.type} cannot take these inputs\n  inputs: {shapes}\n  attributes: {attrs}\n"
             f"  {op.callsite}\n  cause: {cause}"

@@ -285,9 +285,10 @@ def sequence_mask(x: Array, longest: Array | None, *, maxlen: Int = -1, out_dtyp
     Without maxlen it is the largest x.
     """
     if longest is not None:
-        maxlen = static_values.ints(longest, "sequence_mask's maxlen")[0]
+        maxlen = static_values.sizes(longest, "sequence_mask's maxlen")[0]
     elif maxlen < 0:
         maxlen = static_values.placeholder() or (int(np.asarray(x).max()) if x.size else 0)
+        static_values.check_elements((*x.shape, maxlen), "the mask of sequence_mask")
     return (jnp.arange(maxlen, dtype=x.dtype) < x[..., None]).astype(np_dtype(out_dtype))
 
 

@@ -35,10 +35,19 @@ def given_ints(listed: Sequence[Any] | Array | None, tensor: Any, attr: Sequence
     """
     if not listed and tensor is None:
         return tuple(int(n) for n in attr)
-    numbers = static_values.ints(listed if listed else tensor, what)
+    numbers = static_values.sizes(listed if listed else tensor, what)
     if static_values.placeholder() is not None and len(attr) == len(numbers):
         return tuple(int(a) if a > 0 else n for a, n in zip(attr, numbers, strict=True))
     return numbers
+
+
+def given_shape(listed: Sequence[Any] | None, tensor: Any, attr: Sequence[int], what: str) -> tuple[int, ...]:
+    """Return the shape of a new array, as `given_ints`; raise ShapeError for a negative size."""
+    dims = given_ints(listed, tensor, attr, what)
+    if any(size < 0 for size in dims):
+        raise errors.ShapeError(f"{what}: expected no negative number, found {list(dims)}")
+    static_values.check_elements(dims, what)
+    return dims
 
 
 def shaped(x: Array, shape: Sequence[int]) -> Array:
@@ -325,6 +334,7 @@ def expand(
     times = given_ints(times_tensors, times_tensor, expand_times, "the times of expand")
     if len(times) != x.ndim or min(times, default=1) < 1:
         raise errors.ShapeError(f"expand: expected {x.ndim} positive numbers for shape {x.shape}, found {times}")
+    static_values.check_elements([n * size for n, size in zip(times, x.shape)], "the result of expand")
     return jnp.tile(x, times)
 
 

@@ -7,8 +7,9 @@ the inference runs again with another placeholder, and a dimension that differs 
 
 import contextlib
 import contextvars
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from math import prod
 from typing import Any
 
 import jax
@@ -18,6 +19,8 @@ from jfluid import errors
 
 PLACEHOLDERS = (2520, 5040)
 _MOST_NUMBERS = 1 << 14  # of a shape or of sections
+# Elements of an array: XLA and NumPy count bytes in 64 bits, and XLA ends the process where the count overflows.
+_MOST_ELEMENTS = 1 << 56
 
 
 class Unknown(errors.OpError):
@@ -96,6 +99,20 @@ def ints(value: Any, what: str) -> tuple[int, ...]:
             raise errors.ShapeError(f"{what}: expected at most {_MOST_NUMBERS} numbers, found {count}")
         return (stand_in,) * count
     raise unknown(value, what)
+
+
+def sizes(value: Any, what: str) -> tuple[int, ...]:
+    """Return static integers that are sizes of dimensions; raise OutOfMemoryError for more elements than memory has."""
+    found = ints(value, what)
+    check_elements(found, what)
+    return found
+
+
+def check_elements(shape: Sequence[int], what: str) -> None:
+    """Raise OutOfMemoryError if an array of this shape has more elements than any memory; a size of 0 counts as 1."""
+    count = prod(max(size, 1) for size in shape)
+    if count > _MOST_ELEMENTS:
+        raise errors.OutOfMemoryError(f"{what}: {list(shape)} are {count} elements: more than any memory holds")
 
 
 def unknown(value: Any, what: str) -> Unknown:

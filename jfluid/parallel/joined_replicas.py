@@ -15,7 +15,7 @@ import numpy as np
 from jfluid.compile import trace, update_dependencies
 from jfluid.compile.dynamic_shapes.stream import FeedShares, ShapeStream
 from jfluid.compile.fetched_array import fetched
-from jfluid.compile.lower import LONGEST, NOTHING, Known, needed
+from jfluid.compile.lower import LONGEST, Known, needed
 from jfluid.compile.plan import Plan
 from jfluid.compile.runtime import filter_layouts, padding
 from jfluid.compile.runtime.placement import Computed, Env, OneDevice
@@ -127,7 +127,7 @@ class JoinedReplicas(OneDevice):
         parts = [np.asarray(shard.data) for shard in shards]
         return None if all(map(np.array_equal, parts[1:], parts[:-1])) else np.stack(parts)
 
-    def sequence_sizes(self) -> padding.Buckets | None:
+    def sequence_sizes(self) -> padding.SequenceBuckets | None:
         return self._stacker.buckets
 
     def enter(self, feeds: Any) -> Env:
@@ -278,48 +278,38 @@ class JoinedReplicas(OneDevice):
 
     # ---- tracing ----
 
-    def lower(
-        self,
-        at: int,
-        env: Env,
-        key: Any,
-        watch: list[trace.Watched] | None,
-        known: Known = NOTHING,
-        first: trace.First | None = None,
-    ) -> Env:
-        wrapped = trace.random_key(key)
+    def _lower_segment(self, at: int, env: Env, key: Any, watch: list[trace.Watched] | None, known: Known) -> Env:
         stacked = self._opened(at, env)
-        if first is not None:
-            env.update((n, filter_layouts.given(env[n], o)) for n, o in self.held.items() if n in env)
-            first.start(env)
-            if unrolled_replicas.differ(known):
-                unrolled_replicas.check(first.items)
-                run = functools.partial(trace.lower_first, first)
-                found = unrolled_replicas.each(self._replicas, env, stacked, wrapped, known, run)
-                env[first.name] = jax.numpy.stack([f[first.name] for f in found])
-                return env
-            kinds = vmapped_lowering.run(
-                first.items, env, wrapped, None, known, self._replicas, stacked, first.refusals
-            )
-            of = first.name.removeprefix(LONGEST)
-            alike = kinds[of] is Kind.REPLICATED
-            if of != first.name:
-                longest = functools.partial(needed, first.name)
-                env[first.name] = longest(env) if alike else jax.vmap(longest)({of: env[of]})
-            if alike:
-                env[first.name] = apart(env[first.name], self._replicas)
-            return env
         items = self.plan.segments[at].ops
         apart_after: set[str] = set()
 
         def phases(env: Env) -> Env:
             nonlocal apart_after
-            apart_after = self._run_phases(at, env, stacked, wrapped, watch, known)
+            apart_after = self._run_phases(at, env, stacked, key, watch, known)
             return env
 
         env = trace.laid_out(phases, items, env, watch is None, self.held)
         self._keep_first(env, apart_after)
         return env
+
+    def _lower_first(self, first: trace.First, at: int, env: Env, key: Any, known: Known) -> None:
+        stacked = self._opened(at, env)
+        env.update((n, filter_layouts.given(env[n], o)) for n, o in self.held.items() if n in env)
+        first.start(env)
+        if unrolled_replicas.differ(known):
+            unrolled_replicas.check(first.items)
+            run = functools.partial(trace.lower_first, first)
+            found = unrolled_replicas.each(self._replicas, env, stacked, key, known, run)
+            env[first.name] = jax.numpy.stack([f[first.name] for f in found])
+            return
+        kinds = vmapped_lowering.run(first.items, env, key, None, known, self._replicas, stacked, first.refusals)
+        of = first.name.removeprefix(LONGEST)
+        alike = kinds[of] is Kind.REPLICATED
+        if of != first.name:
+            longest = functools.partial(needed, first.name)
+            env[first.name] = longest(env) if alike else jax.vmap(longest)({of: env[of]})
+        if alike:
+            env[first.name] = apart(env[first.name], self._replicas)
 
     def _opened(self, at: int, env: Env) -> set[str]:
         """Stack the per-replica state in `env`; return the names of all stacked values."""

@@ -130,7 +130,7 @@ class Replicas(Placement):
                 found[name] = jax.make_array_from_single_device_arrays(found[name].shape, self.home(name), parts)
         return found
 
-    def sequence_sizes(self) -> padding.Buckets | None:
+    def sequence_sizes(self) -> padding.SequenceBuckets | None:
         return self._stacker.buckets
 
     def enter(self, feeds: Sequence[Mapping[str, Any]]) -> Env:
@@ -333,26 +333,17 @@ class Replicas(Placement):
 
     # ---- tracing ----
 
-    def lower(
-        self,
-        at: int,
-        env: Env,
-        key: Any,
-        watch: list[trace.Watched] | None,
-        known: Known = NOTHING,
-        first: trace.First | None = None,
-    ) -> Env:
-        wrapped = trace.random_key(key)
-        if first is not None:
-            # Each replica computes the value, whether its operators are updates or not.
-            per_replica = {n: v for n, v in env.items() if n in self._per_replica[at]}
-            shared = {n: v for n, v in env.items() if n not in per_replica}
-            phase = phases.Phase(first.items, True, reads=list(env), per_replica_outputs=[first.name])
-            self._replicas(phase, shared, per_replica, wrapped, None, functools.partial(self._first, first, known))
-            env[first.name] = per_replica[first.name]
-            return env
-        self._run_phases(at, env, wrapped, watch, known, functools.partial(self._traced, known))
+    def _lower_segment(self, at: int, env: Env, key: Any, watch: list[trace.Watched] | None, known: Known) -> Env:
+        self._run_phases(at, env, key, watch, known, functools.partial(self._traced, known))
         return env
+
+    def _lower_first(self, first: trace.First, at: int, env: Env, key: Any, known: Known) -> None:
+        # Each replica computes the value, whether its operators are updates or not.
+        per_replica = {n: v for n, v in env.items() if n in self._per_replica[at]}
+        shared = {n: v for n, v in env.items() if n not in per_replica}
+        phase = phases.Phase(first.items, True, reads=list(env), per_replica_outputs=[first.name])
+        self._replicas(phase, shared, per_replica, key, None, functools.partial(self._first, first, known))
+        env[first.name] = per_replica[first.name]
 
     def _run_phases(
         self, at: int, env: Env, key: Any, watch: list[trace.Watched] | None, known: Known, compute: "_Compute"

@@ -92,7 +92,7 @@ class Call:
 
 
 class CollectiveWatch:
-    """The watch of a rank.
+    """Watch of one rank: ends the rank if it waits in a collective call for a rank that will not come.
 
     Args:
         rank: the number of this process.

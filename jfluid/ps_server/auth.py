@@ -133,7 +133,7 @@ class _Session(_Keys):
         return True
 
 
-class Guard(grpc.ServerInterceptor):
+class SecretInterceptor(grpc.ServerInterceptor):
     """Refuses calls that do not prove to know the secret. gRPC asks it in one thread, one call after the other.
 
     Args:

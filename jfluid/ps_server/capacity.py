@@ -72,20 +72,20 @@ class Reservations:
             kernels.release(self.state, more)
 
 
-class Size(NamedTuple):
+class TableSize(NamedTuple):
     """A number of rows and their bytes."""
 
     rows: int
     bytes: int
 
     @staticmethod
-    def total(sizes: "Iterable[Size]") -> "Size":
+    def total(sizes: "Iterable[TableSize]") -> "TableSize":
         """Return the sum of the sizes."""
         listed = list(sizes)
-        return Size(sum(s.rows for s in listed), sum(s.bytes for s in listed))
+        return TableSize(sum(s.rows for s in listed), sum(s.bytes for s in listed))
 
 
-NOTHING = Size(0, 0)
+NOTHING = TableSize(0, 0)
 
 
 class Cap:
@@ -100,12 +100,12 @@ class Cap:
         most_rows, most_bytes: the bound; None for none.
     """
 
-    def __init__(self, what: str, used: Callable[[], Size], hint: str):
+    def __init__(self, what: str, used: Callable[[], TableSize], hint: str):
         self.what, self._used, self._hint = what, used, hint
         self.most_rows: int | None = None
         self.most_bytes: int | None = None
         self._changed = threading.Condition()
-        self._held: list[Size] = []
+        self._held: list[TableSize] = []
         self._alone = 0
 
     @property
@@ -113,13 +113,13 @@ class Cap:
         """True if there is a bound."""
         return self.most_rows is not None or self.most_bytes is not None
 
-    def check(self, most: Size, exact: Callable[[], Size]) -> None:
+    def check(self, most: TableSize, exact: Callable[[], TableSize]) -> None:
         """Raise TooLargeError when an addition does not fit. See `held` for the arguments."""
         if self.bounded and not self._fits(most, NOTHING) and not self._fits(more := exact(), NOTHING):
             raise self._refusal(more)
 
     @contextlib.contextmanager
-    def held(self, most: Size, exact: Callable[[], Size]) -> Iterator[None]:
+    def held(self, most: TableSize, exact: Callable[[], TableSize]) -> Iterator[None]:
         """Reserve a size while the context lasts.
 
         Raises TooLargeError when there is no room for it.
@@ -134,9 +134,9 @@ class Cap:
         with self._changed:
             self._changed.wait_for(lambda: not self._alone)
             more = most
-            while not self._fits(more, Size.total(self._held)):
+            while not self._fits(more, TableSize.total(self._held)):
                 more = exact()
-                if self._fits(more, Size.total(self._held)):
+                if self._fits(more, TableSize.total(self._held)):
                     break
                 if not self._held:
                     raise self._refusal(more)
@@ -162,16 +162,16 @@ class Cap:
                 self._alone -= 1
                 self._changed.notify_all()
 
-    def _fits(self, more: Size, held: Size) -> bool:
+    def _fits(self, more: TableSize, held: TableSize) -> bool:
         if more == NOTHING:
             # when the bound is exceeded already, as after a restore, existing rows stay in use
             return True
-        after = Size.total([self._used(), held, more])
+        after = TableSize.total([self._used(), held, more])
         return (self.most_rows is None or after.rows <= self.most_rows) and (
             self.most_bytes is None or after.bytes <= self.most_bytes
         )
 
-    def _refusal(self, more: Size) -> TooLargeError:
+    def _refusal(self, more: TableSize) -> TooLargeError:
         used = self._used()
         bounds = [
             f"{name} is {bound:,}, {there:,} are taken"

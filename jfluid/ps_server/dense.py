@@ -11,7 +11,7 @@ import numpy as np
 
 from jfluid import errors
 from jfluid.ps_server import row_initializers, specs
-from jfluid.ps_server.update_rule import Rule, rule_of
+from jfluid.ps_server.update_rule import UpdateRule, rule_of
 
 Array = np.ndarray[Any, Any]
 
@@ -42,7 +42,7 @@ class SavedBlock(ServedBlock, Protocol):
     def restore(self, state: dict[str, Any]) -> None: ...
 
 
-def updated(rule: Rule, numbers: Array, gradients: Sequence[Array], rate: np.float32, widths: Array) -> Array:
+def updated(rule: UpdateRule, numbers: Array, gradients: Sequence[Array], rate: np.float32, widths: Array) -> Array:
     """Return the numbers of blocks after one update: float32 [n], by block the values, then the optimizer's slots.
 
     Args:

@@ -17,7 +17,7 @@ MOST_TRAINERS = 1 << 16
 logger = logging.getLogger(__name__)
 
 
-class Call(NamedTuple):
+class MutationId(NamedTuple):
     """Identity of a mutation: its trainer and its sequence number.
 
     Attributes:
@@ -85,7 +85,7 @@ class Ledger:
         self._trainers: dict[int, _Trainer] = {}
         self._changed = threading.Condition()
 
-    def begin(self, call: Call, alive: cancellation.Alive = cancellation.always) -> bool:
+    def begin(self, call: MutationId, alive: cancellation.Alive = cancellation.always) -> bool:
         """Return whether the mutation is to be applied; then `commit` or `abort` must follow.
 
         A duplicate of one that is being applied waits for its end. Raises StateError for an earlier
@@ -101,7 +101,7 @@ class Ledger:
             entry.running.add(call.sequence)
             return True
 
-    def commit(self, calls: Iterable[Call]) -> None:
+    def commit(self, calls: Iterable[MutationId]) -> None:
         """Record that these calls were applied."""
         with self._changed:
             for call in calls:
@@ -110,14 +110,14 @@ class Ledger:
                     entry.record(call.sequence)
             self._changed.notify_all()
 
-    def abort(self, call: Call) -> None:
+    def abort(self, call: MutationId) -> None:
         """Record that this call was not applied, and may be sent again."""
         with self._changed:
             self._end(call)
             self._changed.notify_all()
 
     @contextlib.contextmanager
-    def refusing(self, call: Call) -> Iterator[None]:
+    def refusing(self, call: MutationId) -> Iterator[None]:
         """When the block raises, the call is refused, and not among the lost ones when its trainer goes on without it.
 
         It may be sent again.
@@ -130,7 +130,7 @@ class Ledger:
             raise
 
     @contextlib.contextmanager
-    def once(self, call: Call, alive: cancellation.Alive = cancellation.always) -> Iterator[bool]:
+    def once(self, call: MutationId, alive: cancellation.Alive = cancellation.always) -> Iterator[bool]:
         """Yield True if the mutation is to be applied; commit it, or abort it when the block raises."""
         if not self.begin(call, alive):
             yield False
@@ -142,7 +142,7 @@ class Ledger:
             raise
         self.commit([call])
 
-    def _entry(self, call: Call) -> _Trainer:
+    def _entry(self, call: MutationId) -> _Trainer:
         entry = self._trainers.get(call.trainer)
         if entry is None and len(self._trainers) >= MOST_TRAINERS:
             raise TooLargeError(f"trainer {call.trainer}: the server knows {MOST_TRAINERS} trainers and takes no more")
@@ -169,7 +169,7 @@ class Ledger:
             )
         return entry
 
-    def _end(self, call: Call) -> _Trainer | None:
+    def _end(self, call: MutationId) -> _Trainer | None:
         """Return the entry of a call that ran; None if the incarnation has ended."""
         entry = self._trainers[call.trainer]
         if entry.incarnation != call.incarnation:

@@ -42,7 +42,7 @@ Decay = Annotated[float, Field(ge=0, lt=1)]
 Positive = Annotated[FiniteFloat, Field(gt=0)]
 
 
-class Optimizer(Spec):
+class OptimizerSpec(Spec):
     """The base: every optimizer has a learning rate, which a push may replace."""
 
     learning_rate: FiniteFloat
@@ -141,7 +141,7 @@ class RuleDef:
         renew: the kernel of one update of blocks, into other memory.
     """
 
-    settings: type[Optimizer]
+    settings: type[OptimizerSpec]
     element: Callable[..., None]
     constants: Callable[[Any], tuple[float, ...]] = lambda settings: ()
     attributes: Mapping[str, str] = field(default_factory=dict)
@@ -170,7 +170,7 @@ class RuleDef:
         """
         return {"Param", "Grad", "LearningRate", *(slot.input for slot in self.slots), *self.powers}
 
-    def settings_of(self, attribute: Callable[[str], Any]) -> Optimizer:
+    def settings_of(self, attribute: Callable[[str], Any]) -> OptimizerSpec:
         """Return the settings of an operator with these attributes.
 
         Its learning rate, an input, is another one in each step.
@@ -216,7 +216,7 @@ def _rest(heads, page_bits, row, now):
 # ---- the rules -----------------------------------------------------------------------------------
 
 
-class Sgd(Optimizer):
+class Sgd(OptimizerSpec):
     """value - learning_rate * gradient."""
 
     type: Literal["sgd"] = "sgd"
@@ -230,7 +230,7 @@ def _sgd(numbers, gradient, j, width, rate, hyper):
 _SGD = RuleDef(Sgd, _sgd)
 
 
-class Momentum(Optimizer):
+class Momentum(OptimizerSpec):
     """Descent along a decaying sum of gradients.
 
     Rows without a gradient go on moving, unless `lazy_mode`.
@@ -282,7 +282,7 @@ _MOMENTUM = RuleDef(
 )
 
 
-class Adagrad(Optimizer):
+class Adagrad(OptimizerSpec):
     """Rates that shrink with the sum of squared gradients."""
 
     type: Literal["adagrad"] = "adagrad"
@@ -307,7 +307,7 @@ _ADAGRAD = RuleDef(
 )
 
 
-class Adam(Optimizer):
+class Adam(OptimizerSpec):
     """Adam. Rows without a gradient go on moving, unless `lazy_mode`."""
 
     type: Literal["adam"] = "adam"
@@ -372,7 +372,7 @@ _ADAM = RuleDef(
 )
 
 
-class RMSProp(Optimizer):
+class RMSProp(OptimizerSpec):
     """Rates that shrink with an average of squared gradients.
 
     Rows without a gradient go on moving, unless `lazy_mode`.
@@ -434,7 +434,7 @@ _RMSPROP = RuleDef(
 )
 
 
-class Ftrl(Optimizer):
+class Ftrl(OptimizerSpec):
     """Follow the regularized leader.
 
     A row's values follow from its slots: the first gradient overwrites the first values.
@@ -482,7 +482,7 @@ class SlotSpec(Spec):
     initial: FiniteFloat = 0.0
 
 
-class Program(Optimizer):
+class Program(OptimizerSpec):
     """An optimizer that the caller of a table computes: see `SparseTable.update`.
 
     Only tables have it.
@@ -504,8 +504,8 @@ class Program(Optimizer):
 
 
 if TYPE_CHECKING:
-    AnyOptimizer = Optimizer
-    TableOptimizer = Optimizer
+    AnyOptimizer = OptimizerSpec
+    TableOptimizer = OptimizerSpec
 else:
     _ALL = [rule.settings for rule in RULES.values()]
     AnyOptimizer = Annotated[functools.reduce(operator.or_, _ALL), Field(discriminator="type")]

@@ -144,7 +144,7 @@ class Coordinator:
         self._seen = time.monotonic(), service.store.rounds
 
     def start(self) -> None:
-        """Begin."""
+        """Start the thread that plans snapshots."""
         self._thread.start()
 
     def hurry(self) -> None:

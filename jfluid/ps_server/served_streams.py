@@ -32,7 +32,7 @@ Answering = Callable[[str, int, Callable[[], memoryview], Alive], tuple[grpc.Sta
 Answered = Callable[[str, Callable[[grpc.StatusCode, str], Any], int, Callable[[], Any]], list[Any]]
 
 
-class Calls(Protocol):
+class LargeCalls(Protocol):
     """The calls of a service that may be large."""
 
     def pull(self, request: pb.PullRequest, alive: Alive) -> Any: ...
@@ -40,7 +40,7 @@ class Calls(Protocol):
     def exchange(self, request: pb.ExchangeRequest, alive: Alive) -> Any: ...
 
 
-def answering(calls: Calls, metrics: Metrics, answered: Answered) -> Answering:
+def answering(calls: LargeCalls, metrics: Metrics, answered: Answered) -> Answering:
     """Return a function that answers the calls of streams.
 
     Args:

@@ -14,7 +14,7 @@ from jfluid import errors
 from jfluid.environment.field_types import Port, Seconds
 from jfluid.environment.process import ServerVariables
 from jfluid.ps_server import specs, validation, wire
-from jfluid.ps_server.auth import Guard
+from jfluid.ps_server.auth import SecretInterceptor
 from jfluid.ps_server.metrics_server import MetricsServer
 from jfluid.ps_server.recording import ServerRecord
 from jfluid.ps_server.service import Service
@@ -110,7 +110,7 @@ class Server:
         )
         # A call that waits for other trainers keeps its thread, as long as its caller is there.
         self._threads = ThreadPoolExecutor(16 + 4 * settings.trainers, thread_name_prefix="jfluid-ps")
-        self._grpc = grpc.server(self._threads, interceptors=[Guard(settings.token)], options=_OPTIONS)
+        self._grpc = grpc.server(self._threads, interceptors=[SecretInterceptor(settings.token)], options=_OPTIONS)
         self._grpc.add_generic_rpc_handlers((self.service.handlers(),))
         self.port = self._listen()
         self._ended = threading.Event()

@@ -28,7 +28,7 @@ from jfluid.ps_server.errors import (
     TooLargeError,
     UnknownNameError,
 )
-from jfluid.ps_server.ledger import Call
+from jfluid.ps_server.ledger import MutationId
 from jfluid.ps_server.metrics import Metrics
 from jfluid.ps_server.round_snapshots import RoundSnapshots
 from jfluid.ps_server.save_root import folder_below
@@ -56,7 +56,7 @@ logger = logging.getLogger(__name__)
 class _CheckedPull(NamedTuple):
     """Pull that can be answered: its place in the trainer's calls (None if it changes nothing), rows and blocks."""
 
-    call: Call | None
+    call: MutationId | None
     wanted: list[Wanted]
     blocks: list[ServedBlock]
 
@@ -127,7 +127,7 @@ class Service:
         with self.store.ledger.refusing(call):
             return self._pushed(call, request, alive)
 
-    def _pushed(self, call: Call, request: pb.PushRequest, alive: Alive) -> pb.PushReply:
+    def _pushed(self, call: MutationId, request: pb.PushRequest, alive: Alive) -> pb.PushReply:
         with self.metrics.part("parse"):
             rows, blocks = wire.updates_of(request, self.store)
         updates: list[RowsUpdate | BlockUpdate] = [*rows, *blocks]
@@ -148,7 +148,7 @@ class Service:
         )
 
     def _applied(
-        self, call: Call, request: pb.PushRequest, rows: list[RowsUpdate], blocks: list[BlockUpdate], alive: Alive
+        self, call: MutationId, request: pb.PushRequest, rows: list[RowsUpdate], blocks: list[BlockUpdate], alive: Alive
     ) -> bool:
         """Apply checked updates, now or in their round; False for a duplicate."""
         if request.round:

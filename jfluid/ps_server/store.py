@@ -12,10 +12,10 @@ import numpy as np
 from jfluid import errors
 from jfluid.errors import close_to
 from jfluid.ps_server import cancellation, specs, validation
-from jfluid.ps_server.capacity import Cap, Size
+from jfluid.ps_server.capacity import Cap, TableSize
 from jfluid.ps_server.dense import DenseBlock, SavedBlock, ServedBlock
 from jfluid.ps_server.errors import UnknownNameError
-from jfluid.ps_server.ledger import Call, Ledger
+from jfluid.ps_server.ledger import Ledger, MutationId
 from jfluid.ps_server.manifest import PiecePart
 from jfluid.ps_server.snapshot_reassembly import ReshardedBlock
 from jfluid.ps_server.table import SparseTable
@@ -97,9 +97,11 @@ def _joined(parts: list[Array]) -> Array:
     return parts[0] if len(parts) == 1 else np.concatenate(parts)
 
 
-def _together(growths: Sequence[tuple[Size, Callable[[], Size]]]) -> tuple[Size, Callable[[], Size]]:
+def _together(
+    growths: Sequence[tuple[TableSize, Callable[[], TableSize]]],
+) -> tuple[TableSize, Callable[[], TableSize]]:
     """Return the total growth of several tables."""
-    return Size.total(most for most, _ in growths), lambda: Size.total(exact() for _, exact in growths)
+    return TableSize.total(most for most, _ in growths), lambda: TableSize.total(exact() for _, exact in growths)
 
 
 @dataclass
@@ -155,13 +157,13 @@ class Store:
         self._lock = SharedExclusiveLock()
         self._naming = threading.Lock()
 
-    def _size(self) -> Size:
+    def _size(self) -> TableSize:
         blocks = [
-            Size(0, DenseBlock.bytes_of(block.spec))
+            TableSize(0, DenseBlock.bytes_of(block.spec))
             for block in list(self.blocks.values())
             if isinstance(block, DenseBlock)
         ]
-        return Size.total([*(table.size for table in list(self.tables.values())), *blocks])
+        return TableSize.total([*(table.size for table in list(self.tables.values())), *blocks])
 
     def create_table(self, spec: specs.TableSpec) -> SparseTable:
         """Return the table of a spec, created unless it exists; an existing one takes over the bounds of the spec.
@@ -207,7 +209,7 @@ class Store:
                 if not self._exists(spec.name, spec.bounded_as(bounds.get(spec.name, spec)), self.tables)
             ]
             new_blocks = [spec for spec in blocks if not self._exists(spec.name, spec, self.blocks)]
-            size = Size(0, sum(map(DenseBlock.bytes_of, new_blocks)))
+            size = TableSize(0, sum(map(DenseBlock.bytes_of, new_blocks)))
             with self.cap.held(size, lambda: size):
                 made = {spec.name: SparseTable(spec) for spec in new_tables}
                 self.blocks |= {spec.name: DenseBlock(spec) for spec in new_blocks}
@@ -355,7 +357,7 @@ class Store:
 
     @contextlib.contextmanager
     def once(
-        self, call: Call, alive: cancellation.Alive = cancellation.always, ledger: Ledger | None = None
+        self, call: MutationId, alive: cancellation.Alive = cancellation.always, ledger: Ledger | None = None
     ) -> Iterator[bool]:
         """Yield True if the mutation is to be applied (see `Ledger.once`); no view opens before its record.
 

@@ -12,7 +12,7 @@ import numpy as np
 from jfluid import errors
 from jfluid.ps_server import cancellation
 from jfluid.ps_server.errors import JobFailedError, RollbackError, StateError
-from jfluid.ps_server.ledger import Call
+from jfluid.ps_server.ledger import MutationId
 from jfluid.ps_server.round_waits import RoundWaits, Wait
 from jfluid.ps_server.store import BlockUpdate, Change, RowsUpdate, Store
 from jfluid.ps_server.table import merge
@@ -27,7 +27,7 @@ logger = logging.getLogger(__name__)
 class _Deposit:
     """The gradients of one trainer for the next round; later `applied`, or `refused` with a reason."""
 
-    call: Call
+    call: MutationId
     rows: list[RowsUpdate]
     blocks: list[BlockUpdate]
     state: bytes
@@ -282,7 +282,7 @@ class TrainerGroup:
 
     def deposit(
         self,
-        call: Call,
+        call: MutationId,
         number: int,
         rows: list[RowsUpdate],
         blocks: list[BlockUpdate],

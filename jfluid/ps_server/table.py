@@ -11,7 +11,7 @@ import numpy as np
 
 from jfluid import errors
 from jfluid.ps_server import cancellation, kernels, row_initializers, specs
-from jfluid.ps_server.capacity import Groups, Reservations, Size
+from jfluid.ps_server.capacity import Groups, Reservations, TableSize
 from jfluid.ps_server.shard import NO_COUNTS, Shard
 from jfluid.ps_server.table_state import BLOCK, TableState
 from jfluid.ps_server.table_view import moved
@@ -386,7 +386,7 @@ class SparseTable(TableState):
 
     def growth(
         self, ids: Array, groups: Groups | None = None, counts: Array | None = None, assigned: bool = False
-    ) -> tuple[Size, Callable[[], Size]]:
+    ) -> tuple[TableSize, Callable[[], TableSize]]:
         """Return (an upper bound of the growth of the table by a call, a function that computes it exactly).
 
         For the arguments see `reserve`.
@@ -394,7 +394,7 @@ class SparseTable(TableState):
         most = [len(ids)] * len(self._growing(counts, assigned)) + [0, 0]
         return self._size(*most[:2]), lambda: self._growth(ids, groups or self._groups(ids), counts, assigned)
 
-    def _growth(self, ids: Array, groups: Groups, counts: Array | None, assigned: bool) -> Size:
+    def _growth(self, ids: Array, groups: Groups, counts: Array | None, assigned: bool) -> TableSize:
         rows = waiting = 0
         for number, order in groups.parts():
             with self._shards[number].lock:

@@ -9,7 +9,7 @@ import numpy as np
 
 from jfluid import errors
 from jfluid.ps_server import kernels, row_initializers, specs
-from jfluid.ps_server.capacity import ROW_OVERHEAD, Cap, Groups, Reservations, Size
+from jfluid.ps_server.capacity import ROW_OVERHEAD, Cap, Groups, Reservations, TableSize
 from jfluid.ps_server.kernels import COUNT
 from jfluid.ps_server.recent_rows import RecentRows
 from jfluid.ps_server.shard import NO_COUNTS, Shard
@@ -87,12 +87,12 @@ class TableState:
         return int(self._waiting_reservations.state[COUNT].sum())
 
     @property
-    def size(self) -> Size:
+    def size(self) -> TableSize:
         """Rows and bytes, as `max_bytes` counts bytes: at most 24 a row beside its numbers, and 24 a waiting id."""
         return self._size(len(self), self.waiting)
 
-    def _size(self, rows: int, waiting: int) -> Size:
-        return Size(rows, rows * (ROW_OVERHEAD + 4 * self.stride) + waiting * ROW_OVERHEAD)
+    def _size(self, rows: int, waiting: int) -> TableSize:
+        return TableSize(rows, rows * (ROW_OVERHEAD + 4 * self.stride) + waiting * ROW_OVERHEAD)
 
     @property
     def nbytes(self) -> int:

@@ -7,7 +7,7 @@ import numpy as np
 
 from jfluid.ps_server import specs
 from jfluid.ps_server.shard import Shard
-from jfluid.ps_server.update_rule import Rates, Rule, rule_of
+from jfluid.ps_server.update_rule import Rates, UpdateRule, rule_of
 
 Array = np.ndarray[Any, Any]
 _BLOCK = 1 << 16
@@ -15,7 +15,7 @@ _BLOCK = 1 << 16
 _ONE_PAGE = 48
 
 
-def moved(rule: Rule, heads: Array, bodies: Array, width: int, until: int, rates: Rates) -> None:
+def moved(rule: UpdateRule, heads: Array, bodies: Array, width: int, until: int, rates: Rates) -> None:
     """Apply missed steps to copied rows (heads [n] of kernels.HEAD, bodies float32 [n, stride])."""
     pages = np.array([heads.ctypes.data]), np.array([bodies.ctypes.data])
     rule.catch_up(*pages, _ONE_PAGE, bodies.shape[1], width, np.arange(len(heads)), until, rates)

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from jfluid.ps_server.optimizers import MOST_CONSTANTS, RULES, Optimizer, Program, RuleDef
+from jfluid.ps_server.optimizers import MOST_CONSTANTS, RULES, OptimizerSpec, Program, RuleDef
 from jfluid.ps_server.validation import Spec
 
 Array = np.ndarray[Any, Any]
@@ -43,7 +43,7 @@ class Rates:
 
 
 @dataclass(frozen=True)
-class Rule:
+class UpdateRule:
     """Update rule of an optimizer with its settings.
 
     Attributes:
@@ -56,7 +56,7 @@ class Rule:
         horizon: after so many steps without a gradient a row stands still.
     """
 
-    settings: Optimizer
+    settings: OptimizerSpec
     definition: RuleDef | None
     names: tuple[str, ...]
     slots: Array
@@ -109,16 +109,16 @@ class Rule:
             )
 
 
-def rule_of(settings: Spec) -> Rule:
+def rule_of(settings: Spec) -> UpdateRule:
     """Return the rule of an optimizer's settings. Raises TypeError for any other object."""
     if isinstance(settings, Program):
-        return Rule(
+        return UpdateRule(
             settings,
             None,
             tuple(slot.name for slot in settings.slots),
             np.array([slot.initial for slot in settings.slots], np.float32),
         )
-    if not isinstance(settings, Optimizer) or settings.type not in RULES:
+    if not isinstance(settings, OptimizerSpec) or settings.type not in RULES:
         raise TypeError(f"expected an optimizer of jfluid.ps_server.specs, found {settings!r}")
     definition = RULES[settings.type]
     slots = [slot for slot in definition.slots if not slot.needs or getattr(settings, slot.needs)]
@@ -126,7 +126,7 @@ def rule_of(settings: Spec) -> Rule:
     hyper = np.zeros(MOST_CONSTANTS, np.float32)
     constants = definition.constants(settings)
     hyper[: len(constants)] = constants
-    rule = Rule(settings, definition, tuple(slot.name for slot in slots), firsts, hyper)
+    rule = UpdateRule(settings, definition, tuple(slot.name for slot in slots), firsts, hyper)
     if definition.idle is None or getattr(settings, "lazy_mode", False):
         return rule
     return replace(rule, idle=definition.idle, horizon=definition.horizon(settings))

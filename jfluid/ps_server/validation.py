@@ -51,9 +51,9 @@ def read(kind: type[Kind], value: Any, what: str) -> Kind:
 
 
 def _from_json(data: bytes, what: str) -> Any:
-    """Plain values.
+    """Parse JSON into plain values.
 
-    The memory that they take is bounded beforehand, by the characters that each of them needs.
+    The characters that each value needs bound the memory before the values are made.
     """
     most = max(10 * len(data), _LEAST)
     if _BRACKET * (data.count(b"{") + data.count(b"[")) + _VALUE * data.count(b",") > most:

@@ -12,7 +12,7 @@ from jfluid.ps_server import ps_pb2 as pb
 from jfluid.ps_server import zero_copy
 from jfluid.ps_server.dense import ServedBlock
 from jfluid.ps_server.errors import TooLargeError
-from jfluid.ps_server.ledger import Call
+from jfluid.ps_server.ledger import MutationId
 from jfluid.ps_server.store import BlockUpdate, Change, RowsUpdate, Store, Wanted
 from jfluid.ps_server.zero_copy import head
 
@@ -79,13 +79,13 @@ def numbers(data: bytes, dtype: str, what: str, count: int | None = None, copy: 
     return zero_copy.aligned_copy(data).view(dtype) if copy else np.frombuffer(data, dtype)
 
 
-def call_of(caller: pb.Caller) -> Call:
+def call_of(caller: pb.Caller) -> MutationId:
     """Return the call's place in its trainer's order. Raises ServerError when it has none."""
     if not caller.incarnation or not caller.sequence:
         raise errors.ServerError(
             "caller: expected trainer, incarnation and sequence; a mutation without these could be applied twice"
         )
-    return Call(caller.trainer, caller.incarnation, caller.sequence, caller.outstanding)
+    return MutationId(caller.trainer, caller.incarnation, caller.sequence, caller.outstanding)
 
 
 _CHANGES = {int(change): change for change in Change}

@@ -19,7 +19,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from jfluid import errors, step_traces
+from jfluid import errors
+from jfluid.record import step_traces
 from jfluid.record.phases import PHASES, Event
 from jfluid.security import private_files
 
@@ -31,7 +32,7 @@ _STEPS = re.compile(r"(\d{1,15}):(\d{1,15})")
 _log = logging.getLogger("jfluid.record")
 
 
-class Request(NamedTuple):
+class ProfileRequest(NamedTuple):
     """A request for a profile.
 
     Attributes:
@@ -59,7 +60,7 @@ def parse_steps(text: str) -> tuple[int, int]:
     return first, end - first
 
 
-def write_request(folder: Path, request: Request) -> None:
+def write_request(folder: Path, request: ProfileRequest) -> None:
     """Put a request into a record's folder, in place of the one before. Raises OSError."""
     private_files.make_folder(folder)
     beside = folder / f".{REQUEST}.{os.getpid()}"
@@ -68,12 +69,12 @@ def write_request(folder: Path, request: Request) -> None:
     os.replace(beside, folder / REQUEST)
 
 
-def read_request(folder: Path) -> Request | None:
+def read_request(folder: Path) -> ProfileRequest | None:
     """Return the request in a record's folder; None without one, or where it is none."""
     try:
         with open(folder / REQUEST, "rb") as file:
             fields = json.loads(file.read(_LONGEST_REQUEST))
-        request = Request(**fields)
+        request = ProfileRequest(**fields)
     except (OSError, ValueError, TypeError):
         return None
     times = (request.begin or 0.0, request.end or 0.0)
@@ -145,7 +146,7 @@ class StepProfile:
         return self._trace.instructions() if self._trace is not None else []
 
 
-class Calls:
+class RecentCalls:
     """The newest calls of a server: for a profile that has been asked for, else none.
 
     Attributes:
@@ -169,7 +170,7 @@ class Calls:
         return [call for call in kept if call[2] >= begin and call[1] <= end]
 
 
-CALLS = Calls()
+CALLS = RecentCalls()
 
 
 class Watcher:
@@ -204,15 +205,15 @@ class Watcher:
             self._id = request.id
             StepProfile(request.first, request.steps, lambda profile: self._profiled(request, profile))
 
-    def _profiled(self, request: Request, profile: StepProfile) -> None:
+    def _profiled(self, request: ProfileRequest, profile: StepProfile) -> None:
         # as a thread of its own: the next step does not wait for the file
         threading.Thread(target=self._write, args=(request, profile), name="jfluid-profile").start()
 
-    def _write(self, request: Request, profile: StepProfile) -> None:
+    def _write(self, request: ProfileRequest, profile: StepProfile) -> None:
         events = step_traces.of_phases(profile.phases) + step_traces.of_instructions(profile.instructions())
         self._put(request, events, profile.begin, profile.end)
 
-    def _serve(self, request: Request) -> None:
+    def _serve(self, request: ProfileRequest) -> None:
         if request.begin is None or request.end is None:
             CALLS.on = True
         elif request.id != self._written:
@@ -220,7 +221,7 @@ class Watcher:
             begin, end = request.begin + self._ahead, request.end + self._ahead
             self._put(request, step_traces.of_calls(CALLS.between(begin, end)), begin, end)
 
-    def _put(self, request: Request, events: list[step_traces.Event], begin: float, end: float) -> None:
+    def _put(self, request: ProfileRequest, events: list[step_traces.Event], begin: float, end: float) -> None:
         """Write the part of this process, by the clock of host 0."""
         path, ahead = part_of(self._folder, request.id, self._role, self._rank), self._ahead
         for event in events:

@@ -30,7 +30,7 @@ _FEW, _PIECES = 64, 64  # bytes of a piece of a body, and how many such a body m
 _WAITING, _ACCEPTED = 256, 4  # connections that the system keeps, and that the event loop accepts at once
 
 
-class Connection(H11Protocol):
+class HttpConnection(H11Protocol):
     """A connection, and since when the server waits for its client."""
 
     limits = Limits()
@@ -81,8 +81,8 @@ class Connection(H11Protocol):
 
         Some connections that have waited for over a second are evicted with it: to find several takes as long as one.
         """
-        found = [c for c in self.connections if isinstance(c, Connection)]
-        longest = heapq.nsmallest(_AT_ONCE, found, key=Connection.waits_since)
+        found = [c for c in self.connections if isinstance(c, HttpConnection)]
+        longest = heapq.nsmallest(_AT_ONCE, found, key=HttpConnection.waits_since)
         for i, connection in enumerate(longest):
             if i == 0 or connection.waits_since() < time.monotonic() - 1:
                 connection.transport.abort()
@@ -96,7 +96,7 @@ class Connection(H11Protocol):
             self._look = self.loop.call_later(_LOOK, self._end_if_late)
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """End."""
+        """Stop the timer of a connection that has ended."""
         if self._look is not None:
             self._look.cancel()
         super().connection_lost(exc)
@@ -179,7 +179,7 @@ class Server(uvicorn.Server):
 
 def configured(application: Any, limits: Limits) -> Config:
     """Return uvicorn's settings for an application, with connections that have these bounds."""
-    kind = type("Connection", (Connection,), {"limits": limits, "others": _descriptors()})
+    kind = type("HttpConnection", (HttpConnection,), {"limits": limits, "others": _descriptors()})
     return Config(
         application,
         http=kind,

@@ -23,10 +23,10 @@ def read_json(body: Block, inputs: tuple[Input, ...], limits: Limits, pause: Pau
 
     No object is made for a list or a number, so that parsing takes as much memory as the arrays.
     """
-    return Reader(body, inputs, limits, pause).request()
+    return JsonReader(body, inputs, limits, pause).request()
 
 
-class Reader:
+class JsonReader:
     """A position in the text of a request, and the values that are read from there."""
 
     form = _FORM

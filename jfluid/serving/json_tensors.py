@@ -10,7 +10,7 @@ import numpy as np
 from jfluid.serving import json_numbers
 from jfluid.serving.answers import DATATYPES
 from jfluid.serving.blocks import Block
-from jfluid.serving.json_inputs import PADDING, Reader
+from jfluid.serving.json_inputs import PADDING, JsonReader
 from jfluid.serving.requests import BadRequest, Input, Limits, check_names, shown
 from jfluid.serving.turns import Pause, go_on
 
@@ -37,7 +37,7 @@ def read_tensors(body: Block, inputs: tuple[Input, ...], limits: Limits, pause: 
     return _TensorReader(body, inputs, limits, pause).tensors()
 
 
-class _TensorReader(Reader):
+class _TensorReader(JsonReader):
     """A position in the text of a request."""
 
     form = 'expected {"inputs": [{"name", "shape", "datatype", "data"}]} in JSON'

@@ -10,10 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from jfluid import errors, step_traces
+from jfluid import errors
 from jfluid.command import profile
 from jfluid.dashboard.runs import Runs
-from jfluid.record import profiles
+from jfluid.record import profiles, step_traces
 from tests.dashboard.test_dashboard import get, job, served  # noqa: F401
 from tests.launch_case import ENVIRONMENT, LIMIT, gang
 
@@ -135,7 +135,7 @@ def test_a_job_refuses_other_steps(tmp_path, monkeypatch):
 def test_requests(tmp_path):
     folder = tmp_path / "record"
     assert profiles.read_request(folder) is None
-    for request in (profiles.Request("a1", 5, 10), profiles.Request("a2", None, 1, 2.5, 3.5)):
+    for request in (profiles.ProfileRequest("a1", 5, 10), profiles.ProfileRequest("a2", None, 1, 2.5, 3.5)):
         profiles.write_request(folder, request)
         assert profiles.read_request(folder) == request
     for text in ("", "{", "[]", '{"id":"../x","first":1,"steps":1}', '{"id":"a","first":"1","steps":1}'):
@@ -149,13 +149,13 @@ def test_requests(tmp_path):
 def test_a_server_gives_the_calls_of_the_time_that_was_profiled(tmp_path):
     folder = tmp_path / "record"
     watcher = profiles.Watcher(folder, "server", 1, ahead=100.0)
-    profiles.write_request(folder, profiles.Request("a1", 5, 10))
+    profiles.write_request(folder, profiles.ProfileRequest("a1", 5, 10))
     watcher.look()
     assert profiles.CALLS.on
     now, clock = time.time(), time.perf_counter()
     profiles.CALLS.add("Before", clock - 9, clock - 8)
     profiles.CALLS.add("Pull", clock, clock + 0.5)
-    profiles.write_request(folder, profiles.Request("a1", 5, 10, now - 101, now - 99))
+    profiles.write_request(folder, profiles.ProfileRequest("a1", 5, 10, now - 101, now - 99))
     watcher.look()
     assert not profiles.CALLS.on
     part = profiles.read_part(profiles.part_of(folder, "a1", "server", 1))

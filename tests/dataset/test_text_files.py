@@ -10,7 +10,7 @@ import zipfile
 import pytest
 
 from jfluid import errors
-from jfluid.dataset.text_files import FileSource, Processes
+from jfluid.dataset.text_files import FileSource, ShellCommands
 
 TEXT = b"1 5\n" * 1000
 
@@ -31,7 +31,7 @@ PACKED = {
 
 
 def read(path, **source):
-    return b"".join(bytes(block) for block in FileSource(**source).blocks(str(path), Processes()))
+    return b"".join(bytes(block) for block in FileSource(**source).blocks(str(path), ShellCommands()))
 
 
 @pytest.mark.parametrize("command", ["echo 1 5 #", "printf '1 5\\n%.0s'", "cat"])

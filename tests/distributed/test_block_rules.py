@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import jfluid as fluid
-from jfluid.distributed.programs.server_program import Update
+from jfluid.distributed.programs.server_program import UpdateBlock
 from jfluid.distributed.server.block_rule import BlockRules, block_rule_of
 from jfluid.engine import Engine
 
@@ -53,7 +53,7 @@ def update_of(kind, state, attrs, before=()):
         attrs,
     )
     names = ["w", *state.values()]
-    return Update("w", "d", block, list(block.ops), names, []), program, scope
+    return UpdateBlock("w", "d", block, list(block.ops), names, []), program, scope
 
 
 def _out(kind, slot):

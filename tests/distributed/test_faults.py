@@ -17,7 +17,7 @@ import pytest
 
 import jfluid as fluid
 from jfluid import errors
-from jfluid.distributed.server.snapshot_writers import Snapshots
+from jfluid.distributed.server.snapshot_writers import ServerSnapshots
 from jfluid.distributed.wire.settings import kept_bytes
 from jfluid.files.tensor_format import load_tensors
 from tests import forked
@@ -392,7 +392,7 @@ def test_a_new_job_does_not_take_up_an_old_one(tmp_path, monkeypatch):
         while not list(tmp_path.glob("server-0/*.json")):
             assert time.monotonic() < end
             time.sleep(0.01)
-        folder = Snapshots.of_server(0, 1)
+        folder = ServerSnapshots.of_server(0, 1)
         with (
             pytest.raises(errors.ServerError, match=r"server-0 holds a snapshot of an earlier job"),
             folder.claimed("the-secret-of-another-job"),
@@ -401,7 +401,7 @@ def test_a_new_job_does_not_take_up_an_old_one(tmp_path, monkeypatch):
         monkeypatch.setenv("JFLUID_PS_RESTORE", "1")
         with (
             pytest.raises(errors.ServerError, match=r"server-0 belongs to job .* which is running"),
-            Snapshots.of_server(0, 1).claimed("the-secret-of-another-job"),
+            ServerSnapshots.of_server(0, 1).claimed("the-secret-of-another-job"),
         ):
             pass
         monkeypatch.delenv("JFLUID_PS_RESTORE")
@@ -426,7 +426,7 @@ def test_a_new_job_does_not_take_up_an_old_one(tmp_path, monkeypatch):
             pytest.raises(errors.ServerError, match=f"{name}: expected"),
         ):
             patch.setenv(name, value)
-            Snapshots.of_server(0, 1)
+            ServerSnapshots.of_server(0, 1)
     monkeypatch.setenv("JFLUID_PS_KEEP_BYTES", "1 GB")
     with pytest.raises(
         errors.ServerError,

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from jfluid import errors
 from jfluid.dataset.multislot import BadLine, Parser, Slot
-from jfluid.dataset.text_files import FileSource, Processes
+from jfluid.dataset.text_files import FileSource, ShellCommands
 from tests.fuzz.harness import Refusal, fuzzed, grows_linearly, mutated, reads_or_refuses
 
 SLOTS = [Slot("a", False), Slot("b", True, (3,)), Slot("c", True), Slot("d", False, used=False)]
@@ -79,7 +79,7 @@ def test_compressed_files(folder, data):
     """What they unpack to is handed on in blocks, and not held."""
     (folder / "a.gz").write_bytes(data)
     found = reads_or_refuses(
-        lambda path: sum(len(b) for b in FileSource().blocks(str(path), Processes())),
+        lambda path: sum(len(b) for b in FileSource().blocks(str(path), ShellCommands())),
         folder / "a.gz",
         errors.DataError,
         len(data),

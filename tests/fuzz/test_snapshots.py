@@ -17,7 +17,7 @@ from jfluid.compile.runtime.size_history import SizeHistories, StepHistory
 from jfluid.distributed.trainer import local_state
 from jfluid.ps_server import ps_pb2 as pb
 from jfluid.ps_server import snapshot, specs, validation, wire
-from jfluid.ps_server.ledger import Call
+from jfluid.ps_server.ledger import MutationId
 from jfluid.ps_server.manifest import Manifest
 from jfluid.ps_server.round_snapshots import RoundSnapshots
 from jfluid.ps_server.store import Store
@@ -68,7 +68,7 @@ def written(tmp_path_factory):
     store.create(TABLES, [BLOCK])
     store.trainer_states = {0: STATE.SerializeToString()}
     for sequence in (1, 2, 4):
-        with store.once(Call(0, 1, sequence, 1)):
+        with store.once(MutationId(0, 1, sequence, 1)):
             for name in ("t", "u"):
                 ids = np.arange(20)
                 store.table(name).look_up(ids)

@@ -373,7 +373,7 @@ def test_streams_answer_calls_and_nothing_else(greeting, calls, piece, end):
     )
 )
 def test_a_number_is_good_once(calls):
-    guard = auth.Guard(SECRET, sessions=2)
+    guard = auth.SecretInterceptor(SECRET, sessions=2)
     nonce, used, highest = secrets.token_bytes(16), set(), 0
     for kind, number in calls:
         own = secrets.token_bytes(16) if kind == "another session" else nonce

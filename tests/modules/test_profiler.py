@@ -10,7 +10,8 @@ import numpy as np
 import pytest
 
 import jfluid as fluid
-from jfluid import errors, profiler, step_traces
+from jfluid import errors, profiler
+from jfluid.record import step_traces
 
 
 def _run(times=2):

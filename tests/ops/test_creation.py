@@ -44,7 +44,7 @@ def test_fill_constant_by_tensors():
     assert call("fill_constant", None, np.array([2, 3]), []).shape == (2, 3)
     assert call("fill_constant", None, None, [np.array([2]), np.array([1])], shape=(-1, 1)).shape == (2, 1)
     np.testing.assert_array_equal(call("fill_constant", np.array([3.0]), None, [], shape=(2,)), [3, 3])
-    with pytest.raises(errors.ShapeError, match="without negative numbers"):
+    with pytest.raises(errors.ShapeError, match="expected no negative number"):
         call("fill_constant", None, None, [], shape=(-1, 2))
 
 

@@ -12,7 +12,7 @@ import pytest
 from jfluid import errors
 from jfluid.ps_server import ps_pb2 as pb
 from jfluid.ps_server import snapshot, specs, validation, wire
-from jfluid.ps_server.auth import Guard, Session
+from jfluid.ps_server.auth import SecretInterceptor, Session
 from jfluid.ps_server.capacity import ROW_OVERHEAD
 from jfluid.ps_server.client import Client
 from jfluid.ps_server.errors import JobFailedError, TooLargeError
@@ -335,13 +335,13 @@ def test_larger_bounds_are_given_while_the_server_runs(job):
 
 
 def test_calls_of_one_client_beyond_a_bound_wait_on_its_side(monkeypatch):
-    taken, intercept = [], Guard.intercept_service
+    taken, intercept = [], SecretInterceptor.intercept_service
 
     def counted(self, continuation, details):
         taken.extend([details.method] * details.method.endswith("/Barrier"))
         return intercept(self, continuation, details)
 
-    monkeypatch.setattr(Guard, "intercept_service", counted)
+    monkeypatch.setattr(SecretInterceptor, "intercept_service", counted)
     with (
         Server(Settings(token=TOKEN, trainers=2)) as server,
         Client([f"127.0.0.1:{server.port}"], TOKEN, heartbeat_s=0, timeout_s=120) as client,

@@ -13,7 +13,7 @@ from jfluid.ps_server import errors, ps_pb2, specs
 from jfluid.ps_server.__main__ import _parser
 from jfluid.ps_server.client import Client
 from jfluid.ps_server.metrics import Metrics
-from jfluid.ps_server.optimizers import Optimizer
+from jfluid.ps_server.optimizers import OptimizerSpec
 from jfluid.ps_server.store import Store
 
 ROOT = Path(__file__).parent.parent.parent
@@ -66,7 +66,7 @@ def test_fields_and_slots():
     assert names(REFERENCE, "Tables", r"`(\w+)`") >= set(specs.TableSpec.model_fields)
     fields = {name.replace("communicator_prefetch", "prefetch") for name in TrainerRuntimeConfig().runtime_configs}
     assert names(REFERENCE, "Strategies", r"`(\w+)`") >= fields
-    assert {kind.__name__ for kind in Optimizer.__subclasses__()} <= names(REFERENCE, "Tables", r"`(\w+)`")
+    assert {kind.__name__ for kind in OptimizerSpec.__subclasses__()} <= names(REFERENCE, "Tables", r"`(\w+)`")
 
 
 def test_calls():

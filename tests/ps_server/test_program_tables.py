@@ -11,7 +11,7 @@ from jfluid import errors
 from jfluid.ops.optimizer import adadelta, ftrl
 from jfluid.ps_server import snapshot, specs, validation
 from jfluid.ps_server.kernels import owners_of
-from jfluid.ps_server.ledger import Call
+from jfluid.ps_server.ledger import MutationId
 from jfluid.ps_server.store import Store
 from jfluid.ps_server.table import SparseTable
 from tests.ps_server.test_table import ids_of, in_threads, ones
@@ -266,7 +266,7 @@ def filled(server, servers, ids):
     store, mine = Store(), ids[owners_of(ids, servers) == server]
     t = store.create_table(specs.TableSpec(name="t", width=3, initializer=specs.Normal(), optimizer=COUNTED, seed=3))
     for sequence in (1, 2):
-        with store.once(Call(0, 1, sequence, 1)):
+        with store.once(MutationId(0, 1, sequence, 1)):
             t.update(mine[::sequence], ones(mine[::sequence], 3), counted)
     t.learning_rate = 0.25
     return store

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from jfluid import errors
-from jfluid.distributed.server.snapshot_writers import Snapshots
+from jfluid.distributed.server.snapshot_writers import ServerSnapshots
 from jfluid.ps_server import ps_pb2 as pb
 from jfluid.ps_server import snapshot, specs
 from jfluid.ps_server.client import Client
@@ -330,7 +330,7 @@ def test_a_server_that_starts_again_takes_no_call_before_it_has_read_its_snapsho
         cut(job, 2, servers=[0])
     with Cluster(tmp_path / "second", servers=1) as job:
         server, service = job.servers[0], job.servers[0].service
-        writer = Snapshots(tmp_path / "first" / "server-0", 60.0, restore=True).writer(server, job.peers[0])
+        writer = ServerSnapshots(tmp_path / "first" / "server-0", 60.0, restore=True).writer(server, job.peers[0])
         client = Client([f"127.0.0.1:{server.port}"], TOKEN, timeout_s=0.2, heartbeat_s=0, incarnation=1)
         client.place_block("w0", 0, (3,))
         with (
@@ -349,7 +349,7 @@ def test_an_asynchronous_server_falls_back_too(tmp_path, caplog):
 
     def begin(folder):
         with Cluster(tmp_path / "none", servers=1) as job:
-            Snapshots(folder, 60.0, restore=True).writer(job.servers[0], job.peers[0]).begin()
+            ServerSnapshots(folder, 60.0, restore=True).writer(job.servers[0], job.peers[0]).begin()
             return job.values()
 
     folder = tmp_path / "server-0"
@@ -377,7 +377,7 @@ def test_a_life_that_only_pulled_before_the_snapshot_is_known_after_it(tmp_path)
         before = job.client.incarnation
         job.servers[0].service.save_alone(tmp_path / "server-0")
     with Cluster(tmp_path / "again", servers=1) as job:
-        Snapshots(tmp_path / "server-0", 60.0, restore=True).writer(job.servers[0], job.peers[0]).begin()
+        ServerSnapshots(tmp_path / "server-0", 60.0, restore=True).writer(job.servers[0], job.peers[0]).begin()
         assert job.client.incarnation >> 32 > before >> 32
         job.client.pull({"t": np.arange(3)})
 

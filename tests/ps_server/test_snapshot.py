@@ -15,7 +15,7 @@ from jfluid import errors
 from jfluid.ps_server import snapshot, specs
 from jfluid.ps_server.errors import DamagedError, StateError
 from jfluid.ps_server.kernels import owners_of
-from jfluid.ps_server.ledger import Call
+from jfluid.ps_server.ledger import MutationId
 from jfluid.ps_server.manifest import Manifest
 from jfluid.ps_server.store import Store
 from tests.measured import call_within
@@ -29,7 +29,7 @@ IDS = ids_of(3000)
 
 
 def call(sequence, incarnation=1):
-    return Call(0, incarnation, sequence, 1)
+    return MutationId(0, incarnation, sequence, 1)
 
 
 def filled(server=0, servers=1):
@@ -112,7 +112,7 @@ def test_the_cut_is_consistent_while_pushes_go_on(tmp_path):
         sequence = 0
         while not stop.is_set():
             sequence += 1
-            with store.once(Call(0, 1, sequence, sequence)):
+            with store.once(MutationId(0, 1, sequence, sequence)):
                 for name in ("a", "b"):
                     store.table(name).push(ids, ones(ids, 1), merged=True)
 

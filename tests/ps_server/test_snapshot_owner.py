@@ -11,7 +11,7 @@ import threading
 import pytest
 
 from jfluid import errors
-from jfluid.distributed.server.snapshot_writers import Snapshots
+from jfluid.distributed.server.snapshot_writers import ServerSnapshots
 from jfluid.ps_server import snapshot, specs
 from jfluid.ps_server.store import Store
 from jfluid.security import snapshot_owner
@@ -211,8 +211,8 @@ def test_a_new_job_is_told_whose_snapshots_there_are(tmp_path):
             errors.ServerError,
             match=f"holds a snapshot of an earlier job. .* It belongs to job {job}",
         ),
-        Snapshots(tmp_path, 60.0, restore=False).claimed(SECOND),
+        ServerSnapshots(tmp_path, 60.0, restore=False).claimed(SECOND),
     ):
         pass
-    with Snapshots(tmp_path, 60.0, restore=True).claimed(SECOND) as found:
+    with ServerSnapshots(tmp_path, 60.0, restore=True).claimed(SECOND) as found:
         assert found == job

@@ -12,7 +12,7 @@ from jfluid.ps_server import ps_pb2 as pb
 from jfluid.ps_server import specs
 from jfluid.ps_server.dense import DenseBlock
 from jfluid.ps_server.errors import StateError, UnknownNameError
-from jfluid.ps_server.ledger import WINDOW, Call, Ledger
+from jfluid.ps_server.ledger import WINDOW, Ledger, MutationId
 from jfluid.ps_server.store import Change, SharedExclusiveLock, Store
 from jfluid.ps_server.wire import updates_of
 
@@ -24,7 +24,7 @@ def block(shape=(2, 3), optimizer=SGD, **more):
 
 
 def call(sequence, trainer=0, incarnation=1, outstanding=1):
-    return Call(trainer, incarnation, sequence, outstanding)
+    return MutationId(trainer, incarnation, sequence, outstanding)
 
 
 # ---- dense blocks --------------------------------------------------------------------------------

@@ -8,7 +8,7 @@ import pytest
 from jfluid import errors
 from jfluid.ps_server import specs
 from jfluid.ps_server.errors import JobFailedError, StateError
-from jfluid.ps_server.ledger import Call
+from jfluid.ps_server.ledger import MutationId
 from jfluid.ps_server.store import BlockUpdate, Change, RowsUpdate, Store
 from jfluid.ps_server.sync_rounds import TrainerGroup
 from tests.launch_case import wait_until
@@ -60,7 +60,7 @@ def deposit(m, trainer, number, gradient, incarnation=1, ids=IDS, alive=lambda: 
     rows = [RowsUpdate("t", Change.GRADIENT, ids, np.full((len(ids), 1), gradient, np.float32))]
     blocks = [BlockUpdate("w", Change.GRADIENT, np.full(2, gradient, np.float32))]
     m.heard(trainer, incarnation)
-    return Running(m.deposit, Call(trainer, incarnation, number, 1), number, rows, blocks, alive, hold)
+    return Running(m.deposit, MutationId(trainer, incarnation, number, 1), number, rows, blocks, alive, hold)
 
 
 def row(m, id_=5):
@@ -107,7 +107,7 @@ def test_a_trainer_that_started_again_takes_its_own_place():
     anew = Running(m.heard, 0, 2)
     anew.end()
     rows = [RowsUpdate("t", Change.GRADIENT, IDS, np.full((2, 1), 2, np.float32))]
-    anew = Running(m.deposit, Call(0, 2, 1, 1), 1, rows, [])
+    anew = Running(m.deposit, MutationId(0, 2, 1, 1), 1, rows, [])
     assert anew.waits()
     deposit(m, 1, 1, 4.0).end()
     anew.end()
@@ -123,7 +123,7 @@ def test_rounds_come_one_after_the_other():
         deposit(m, 0, 5, 1.0).end()
     with pytest.raises(errors.ServerError, match="a round takes gradients only"):
         m.deposit(
-            Call(0, 1, 9, 9),
+            MutationId(0, 1, 9, 9),
             2,
             [RowsUpdate("t", Change.ADD, IDS, np.zeros((2, 1), np.float32))],
             [],
@@ -304,7 +304,7 @@ def test_what_an_earlier_life_has_sent_changes_no_round_from_the_moment_that_a_n
     m.heard(0, 2)
     for late in (
         lambda: m.confirm(0, 1, 1),
-        lambda: m.deposit(Call(0, 1, 2, 1), 1, [], [BlockUpdate("w", Change.GRADIENT, np.ones(2, np.float32))]),
+        lambda: m.deposit(MutationId(0, 1, 2, 1), 1, [], [BlockUpdate("w", Change.GRADIENT, np.ones(2, np.float32))]),
     ):
         with pytest.raises(StateError, match="incarnation 1 has ended; incarnation 2 is at work"):
             late()
@@ -339,7 +339,7 @@ def test_gradients_that_are_held_are_answered_when_the_job_fails():
     for answer in (
         waiting.end,
         lambda: m.confirm(0, 1, 1),
-        lambda: m.deposit(Call(0, 1, 1, 1), 1, [], [BlockUpdate("w", Change.GRADIENT, np.ones(2, np.float32))]),
+        lambda: m.deposit(MutationId(0, 1, 1, 1), 1, [], [BlockUpdate("w", Change.GRADIENT, np.ones(2, np.float32))]),
     ):
         with pytest.raises(JobFailedError, match="has been silent for 11 s"):
             answer()
@@ -351,7 +351,7 @@ def test_a_restored_server_waits_for_nobody_without_limit(caplog):
     """
     clock = Clock()
     m = group(3, silence_s=10, start_s=100, clock=clock)
-    with m.store.ledger.once(Call(1, 7, 1, 1)):
+    with m.store.ledger.once(MutationId(1, 7, 1, 1)):
         pass
     m.resume({2: 5})
     assert m.left() == {2: 5} and m.at_work() == [] and m.incarnation(1) == 7

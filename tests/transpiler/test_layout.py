@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import jfluid as fluid
-from jfluid.transpiler.parameter_server.layout import Layout, ParameterLayout, Piece, endpoints_of
+from jfluid.transpiler.parameter_server.layout import JobLayout, ParameterLayout, Piece, endpoints_of
 from tests.parity.parameter_server import ENDPOINTS, STRATEGIES
 
 # slice_var_up, min_block_size
@@ -68,7 +68,7 @@ def test_programs_name_the_layout(strategy, cut, table, monkeypatch):
     assert layout.parameters["table"].hashed == (table == "distributed")
     assert any(len(p.pieces) > 1 for p in layout.parameters.values() if not p.hashed) == (cut == "sliced")
     program = startup if strategy == "geo" else main
-    assert Layout.of_program(program) == Layout.of_program(from_file(program)) == layout
+    assert JobLayout.of_program(program) == JobLayout.of_program(from_file(program)) == layout
 
 
 @pytest.mark.parametrize("strategy", STRATEGIES)

@@ -50,7 +50,7 @@ def templatedoc(op_type: str | None = None) -> Callable[[F], F]:
 
 
 def autodoc(comment: str = "") -> Callable[[F], F]:
-    """Return a function without a docstring gets `comment` for one."""
+    """Return a decorator that gives a function without a docstring the docstring `comment`."""
 
     def decorate(func: F) -> F:
         func.__doc__ = func.__doc__ or comment

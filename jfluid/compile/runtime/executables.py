@@ -19,7 +19,7 @@ from jax.extend import core
 from jfluid import errors, flags, record
 from jfluid.compile.numpy_steps.beside import Beside, interpreted
 from jfluid.compile.numpy_steps.interpreter import Listing
-from jfluid.compile.runtime import jax_caches, large_runs, library_fusions
+from jfluid.compile.runtime import jax_caches, large_runs, library_fusions, memory
 from jfluid.compile.runtime.covers import Covers, Notes, Sized
 from jfluid.compile.runtime.large_runs import LargeRun
 from jfluid.compile.runtime.lru_cache import LruCache
@@ -380,11 +380,18 @@ class Executables:
 
 
 def _check_operations(jaxpr: Any) -> None:
-    """Raise UnsupportedError for a trace with more than `_MOST_OPERATIONS` operations, bodies of loops included."""
+    """Raise an error for a trace that XLA cannot compile, bodies of loops included.
+
+    It is UnsupportedError for more than `_MOST_OPERATIONS` operations, and OutOfMemoryError for a value whose bytes XLA
+    cannot count.
+    """
     waiting, count = [jaxpr], 0
     while waiting:
         equations = waiting.pop().eqns
         count += len(equations)
+        for equation in equations:
+            for out in equation.outvars:
+                memory.check(f"a value within the step ({equation.primitive})", out.aval)
         waiting += [inner for equation in equations for inner in core.jaxprs_in_params(equation.params)]
     if count > _MOST_OPERATIONS:
         raise errors.UnsupportedError(

@@ -9,7 +9,7 @@ import numpy as np
 
 from jfluid import errors
 from jfluid.compile.plan import Plan, Segment, on_kept_rows, plan_block
-from jfluid.compile.runtime import padding, scope_rows
+from jfluid.compile.runtime import memory, padding, scope_rows
 from jfluid.ir.block import outer_names
 from jfluid.ir.operator import Operator
 from jfluid.ir.variable import EMPTY_NAME
@@ -49,7 +49,8 @@ class Host:
             except errors.JFluidError:
                 raise
             except Exception as e:
-                raise errors.OpError(
+                kind = errors.OutOfMemoryError if memory.is_lack(e) else errors.OpError
+                raise kind(
                     f"operator {op.type} (position {position} of its block) failed: {e}"
                     + (f"\n  made at: {op.callsite}" if op.callsite else "")
                 ) from e

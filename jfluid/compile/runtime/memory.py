@@ -16,7 +16,7 @@ from jfluid.ir.variable import Variable
 # anybody reads its results, which XLA answers by ending the process.
 LARGE = 1 << 30
 _MOST = 1 << 60  # bytes of one value: XLA ends the process where their number overflows
-_SIGNS = re.compile(r"RESOURCE_EXHAUSTED|[Oo]ut of memory|bad_alloc|Unable to allocate")
+_SIGNS = re.compile(r"RESOURCE_EXHAUSTED|[Oo]ut of memory|bad_alloc|Unable to allocate|array is too big")
 _ASKED = re.compile(r"(\d+ bytes|[\d.]+ [KMGTPE]i?B)")
 
 
@@ -26,11 +26,14 @@ def is_large(values: Iterable[Any]) -> bool:
 
 
 def size_of(leaf: Any) -> int:
-    """Return the bytes of an array or of an abstract array; 0 if a dimension is symbolic."""
+    """Return the bytes of an array or of an abstract array; 0 if a dimension is symbolic.
+
+    A dimension of 0 counts as 1: XLA and NumPy multiply the other dimensions, too.
+    """
     shape, dtype = getattr(leaf, "shape", None), getattr(leaf, "dtype", None)
     if shape is None or not all(isinstance(size, int | np.integer) for size in shape):
         return 0
-    return int(math.prod(shape) * getattr(dtype, "itemsize", 1))
+    return int(math.prod(size or 1 for size in shape) * getattr(dtype, "itemsize", 1))
 
 
 def check(name: str, value: Any) -> None:

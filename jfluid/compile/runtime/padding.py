@@ -128,7 +128,7 @@ class Measures:
 Sizes = dict[str, Size]
 
 
-class Buckets:
+class SequenceBuckets:
     """Sizes that one step was compiled for.
 
     Attributes:

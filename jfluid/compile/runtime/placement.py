@@ -132,7 +132,6 @@ class Placement(ABC):
     def context(self) -> AbstractContextManager[Any]:
         """Return the context in which a step runs."""
 
-    @abstractmethod
     def lower(
         self,
         at: int,
@@ -149,6 +148,19 @@ class Placement(ABC):
             known: numbers that shapes follow from (see `trace.lower`).
             first: lower these operators only.
         """
+        wrapped = trace.random_key(key)
+        if first is None:
+            return self._lower_segment(at, env, wrapped, watch, known)
+        self._lower_first(first, at, env, wrapped, known)
+        return env
+
+    @abstractmethod
+    def _lower_segment(self, at: int, env: Env, key: Any, watch: list[trace.Watched] | None, known: Known) -> Env:
+        """Trace all operators of segment `at`."""
+
+    @abstractmethod
+    def _lower_first(self, first: trace.First, at: int, env: Env, key: Any, known: Known) -> None:
+        """Trace the operators of `first` in segment `at`, and add their result to the values."""
 
     def padder(self) -> Padder | None:
         """Return the placement as a `Padder`; None if batches keep exact shapes."""
@@ -198,7 +210,7 @@ class Placement(ABC):
         """Return the number of replicas that run segment `at` together, or None without replicas."""
         return None
 
-    def sequence_sizes(self) -> padding.Buckets | None:
+    def sequence_sizes(self) -> padding.SequenceBuckets | None:
         """Return the sizes to which feeds with a LoD are padded; None if the placement chooses no sizes."""
         return None
 
@@ -332,7 +344,7 @@ class OneDevice(Placement):
     def padder(self) -> Padder | None:
         return self if self.pads else None
 
-    def sequence_sizes(self) -> padding.Buckets | None:
+    def sequence_sizes(self) -> padding.SequenceBuckets | None:
         return self._buckets
 
     def context(self) -> AbstractContextManager[Any]:
@@ -341,30 +353,15 @@ class OneDevice(Placement):
         stack.enter_context(jax.default_device(self.device))
         return stack
 
-    def lower(
-        self,
-        at: int,
-        env: Env,
-        key: Any,
-        watch: list[trace.Watched] | None,
-        known: Known = NOTHING,
-        first: trace.First | None = None,
-    ) -> Env:
-        if first is None:
-            items, own = self.plan.segments[at].ops, trace.random_key(key)
-            return trace.lower(
-                items,
-                env,
-                own,
-                watch,
-                known,
-                on_gpus=self.on_gpus,
-                held=self.held,
-                wanted=self.plan.segments[at].gives,
-            )
+    def _lower_segment(self, at: int, env: Env, key: Any, watch: list[trace.Watched] | None, known: Known) -> Env:
+        segment = self.plan.segments[at]
+        return trace.lower(
+            segment.ops, env, key, watch, known, on_gpus=self.on_gpus, held=self.held, wanted=segment.gives
+        )
+
+    def _lower_first(self, first: trace.First, at: int, env: Env, key: Any, known: Known) -> None:
         env.update((n, filter_layouts.given(env[n], o)) for n, o in self.held.items() if n in env)
-        env.update(trace.lower_first(first, env, trace.random_key(key), known))
-        return env
+        env.update(trace.lower_first(first, env, key, known))
 
     def lower_computed(self, at: int, env: Env, compute: Computed, key: Any, true: Any) -> None:
         segment = self.plan.segments[at]
@@ -425,6 +422,11 @@ class OneDevice(Placement):
         hosts[0].run(self.plan.segments[at], env, key, scope)
 
 
+def _own_key(key: Any) -> Any:
+    """Return the random key of this process in a program of all processes; None for a step that draws nothing."""
+    return None if key is None else jax.random.fold_in(key, jax.lax.axis_index(AXIS))
+
+
 class Processes(OneDevice):
     """Placement on a device of each process.
 
@@ -439,32 +441,23 @@ class Processes(OneDevice):
         super().__init__(plan, device)
         self.pads = not self.on_gpus
 
-    def lower(
-        self,
-        at: int,
-        env: Env,
-        key: Any,
-        watch: list[trace.Watched] | None,
-        known: Known = NOTHING,
-        first: trace.First | None = None,
-    ) -> Env:
+    def _lower_segment(self, at: int, env: Env, key: Any, watch: list[trace.Watched] | None, known: Known) -> Env:
         segment = self.plan.segments[at]
         if not segment.collective:
-            return super().lower(at, env, key, watch, known, first)
-        own = None if key is None else jax.random.fold_in(trace.random_key(key), jax.lax.axis_index(AXIS))
-        if first is None:
-            items = collective_jit.fused(segment.ops)
-            gives = segment.gives
-            return trace.lower(items, env, own, watch, known, on_gpus=self.on_gpus, wanted=gives)
-        env.update(trace.lower_first(first, env, own, known))
-        return env
+            return super()._lower_segment(at, env, key, watch, known)
+        items = collective_jit.fused(segment.ops)
+        return trace.lower(items, env, _own_key(key), watch, known, on_gpus=self.on_gpus, wanted=segment.gives)
+
+    def _lower_first(self, first: trace.First, at: int, env: Env, key: Any, known: Known) -> None:
+        if self.plan.segments[at].collective:
+            key = _own_key(key)
+        super()._lower_first(first, at, env, key, known)
 
     def _run_recorded(self, at: int, env: Env, key: Any) -> Env:
         segment = self.plan.segments[at]
         if not segment.collective:
             return super()._run_recorded(at, env, key)
-        own = None if key is None else jax.random.fold_in(key, jax.lax.axis_index(AXIS))
-        return trace.recorded(collective_jit.fused(segment.ops), env, own)
+        return trace.recorded(collective_jit.fused(segment.ops), env, _own_key(key))
 
     def _replicas_of(self, at: int) -> int | None:
         return processes.count() if self.plan.segments[at].collective else None

@@ -18,7 +18,7 @@ class StepHistory:
     """History of the padded sizes of a step.
 
     Attributes:
-        sequences: known sizes of feeds with a LoD (see `padding.Buckets`).
+        sequences: known sizes of feeds with a LoD (see `padding.SequenceBuckets`).
         segments: history of the dense feeds of each segment, by the names of segments.
     """
 
@@ -35,7 +35,7 @@ class StepHistory:
             stream.check()
 
 
-class Sized(Protocol):
+class HasSizeHistory(Protocol):
     """Step with padded sizes."""
 
     def size_history(self) -> StepHistory:
@@ -49,7 +49,7 @@ class SizeHistories:
     """Histories of all steps of a process whose results must not depend on its restarts."""
 
     def __init__(self) -> None:
-        self._steps: weakref.WeakValueDictionary[str, Sized] = weakref.WeakValueDictionary()
+        self._steps: weakref.WeakValueDictionary[str, HasSizeHistory] = weakref.WeakValueDictionary()
         self._recalled: dict[str, StepHistory] = {}
 
     def __iter__(self) -> Iterator[tuple[str, StepHistory]]:
@@ -58,7 +58,7 @@ class SizeHistories:
         for name, step in sorted(self._steps.items()):
             yield name, step.size_history()
 
-    def add(self, name: str, step: Sized) -> None:
+    def add(self, name: str, step: HasSizeHistory) -> None:
         """Add a step, which gets the history of the step of the same name in the earlier life."""
         self._steps[name] = step
         if (history := self._recalled.pop(name, None)) is not None:

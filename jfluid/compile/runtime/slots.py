@@ -15,7 +15,7 @@ import jax
 import numpy as np
 
 from jfluid.compile.runtime.feed_signature import FeedSignature, signature_of
-from jfluid.compile.runtime.padding import MOST_NUMBERS, Buckets, Size, Sizes
+from jfluid.compile.runtime.padding import MOST_NUMBERS, SequenceBuckets, Size, Sizes
 from jfluid.host import aligned_memory
 from jfluid.lod_tensor import LoDTensor
 from jfluid.ops.ragged import Level, Ragged
@@ -266,7 +266,7 @@ def _padded(arrays: Sequence[np.ndarray], begins: Iterable[Sequence[int]], rows:
     return found
 
 
-class SlotBuckets(Buckets):
+class SlotBuckets(SequenceBuckets):
     """Buckets with the slots in one array.
 
     Args:

@@ -44,7 +44,7 @@ class InitState:
 
     @property
     def value(self) -> Variable:
-        """The Variable."""
+        """The variable with the first value of the state."""
         return self._value
 
     @property

@@ -75,7 +75,7 @@ class TrainingDecoder:
 
     @property
     def dynamic_rnn(self) -> DynamicRNN:
-        """The DynamicRNN that does the steps."""
+        """The `DynamicRNN` that runs the decoder's steps."""
         return self._rnn
 
     @property

@@ -347,10 +347,10 @@ def _flops(op: OpWrapper, only_conv: bool) -> int:
 
 
 class SlimGraphExecutor:
-    """Runs graphs.
+    """Executor of `SlimGraph` objects.
 
     Args:
-        place: where.
+        place: the device.
 
     Attributes:
         exe: the Executor.

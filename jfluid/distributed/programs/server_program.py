@@ -8,7 +8,7 @@ from jfluid.ir.program import Program
 
 
 @dataclass
-class Update:
+class UpdateBlock:
     """Block of a server's program.
 
     Attributes:
@@ -26,7 +26,7 @@ class Update:
     kept: list[str]
 
 
-def updates_of(program: Program, listen: Operator) -> list[Update]:
+def updates_of(program: Program, listen: Operator) -> list[UpdateBlock]:
     """Return the updates of a server's program, one for each gradient that its `listen_and_serv` names."""
     found = []
     for entry in listen.attr("grad_to_block_id"):
@@ -46,5 +46,5 @@ def updates_of(program: Program, listen: Operator) -> list[Update]:
         # GEO adds to the parameter
         param = update[0].input("Param")[0] if update else block.ops[0].output("Out")[0]
         kept = [n for op in ops if op.type == "ref_by_trainer_id" for n in op.input("X")]
-        found.append(Update(param, grad, block, ops, state + kept, kept))
+        found.append(UpdateBlock(param, grad, block, ops, state + kept, kept))
     return found

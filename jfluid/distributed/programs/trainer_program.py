@@ -12,7 +12,15 @@ from jfluid import errors
 from jfluid.ir.operator import Operator
 from jfluid.ir.program import Program
 from jfluid.ir.types import VarType
-from jfluid.transpiler.parameter_server.layout import LOOK_UP, RECV, SEND, SPLITS, TRAINERS_OPS, Layout, ParameterLayout
+from jfluid.transpiler.parameter_server.layout import (
+    LOOK_UP,
+    RECV,
+    SEND,
+    SPLITS,
+    TRAINERS_OPS,
+    JobLayout,
+    ParameterLayout,
+)
 
 _LOOK_UP_GRADS = ("lookup_table_grad", "lookup_table_v2_grad")
 
@@ -134,7 +142,7 @@ class _Reader:
         ops = self.block.ops
         remote = [op for op in ops if op.type in TRAINERS_OPS]
         trainer = next((op.attr("trainer_id") for op in remote if "trainer_id" in op.attrs), 0)
-        layout = Layout.of_program(program, endpoints)
+        layout = JobLayout.of_program(program, endpoints)
         self.parameters = layout.parameters
         self.found = TrainerProgram(list(layout.endpoints), trainer, program._copy())
         self.local = self.found.local.global_block()

@@ -6,10 +6,10 @@ from typing import Any
 
 import numpy as np
 
-from jfluid.distributed.programs.server_program import Update
+from jfluid.distributed.programs.server_program import UpdateBlock
 from jfluid.ps_server import dense
 from jfluid.ps_server.optimizers import RULES
-from jfluid.ps_server.update_rule import Rule, rule_of
+from jfluid.ps_server.update_rule import UpdateRule, rule_of
 
 Array = np.ndarray[Any, Any]
 
@@ -25,7 +25,7 @@ class BlockRule:
         shape: of each of them.
     """
 
-    rule: Rule
+    rule: UpdateRule
     names: tuple[str, ...]
     rate: str
     shape: tuple[int, ...]
@@ -72,7 +72,7 @@ class BlockRules:
         return self._values[:: self._every]
 
 
-def block_rule_of(update: Update, tensor: Callable[[str], Any]) -> BlockRule | None:
+def block_rule_of(update: UpdateBlock, tensor: Callable[[str], Any]) -> BlockRule | None:
     """Return the rule of a piece's update; None for any other update."""
     op = update.ops[0] if len(update.ops) == 1 else None
     rule = RULES.get(op.type) if op is not None else None

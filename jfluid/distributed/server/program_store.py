@@ -11,9 +11,9 @@ import numpy as np
 from jfluid import errors
 from jfluid.compile.runtime.lru_cache import LruCache
 from jfluid.compile.runtime.size_history import SizeHistories
-from jfluid.distributed.programs.server_program import Update, updates_of
+from jfluid.distributed.programs.server_program import UpdateBlock, updates_of
 from jfluid.distributed.server.block_rule import BlockRules, block_rule_of
-from jfluid.distributed.server.variables_block import Variables, packed, unpacked
+from jfluid.distributed.server.variables_block import VariablesBlock, packed, unpacked
 from jfluid.distributed.tables.program_table import ProgramTable, fill_owned, make_table
 from jfluid.distributed.tables.row_updates import RowUpdate
 from jfluid.engine import Engine, Owned
@@ -34,7 +34,7 @@ STATE = "@STATE@"  # the block of what all updates share
 class ProgramBlock:
     """A piece of a parameter; its state lies in the server's scope."""
 
-    def __init__(self, store: "ProgramStore", update: Update):
+    def __init__(self, store: "ProgramStore", update: UpdateBlock):
         self.name, self.update, self._store = update.param, update, store
         self.shape = tuple(store.tensor(self.name).shape())
         self.version = 0
@@ -97,8 +97,8 @@ class ProgramBlock:
             self.version = state["version"]
 
     @property
-    def _variables(self) -> Variables:
-        return Variables(self._store, self.name, self.names)
+    def _variables(self) -> VariablesBlock:
+        return VariablesBlock(self._store, self.name, self.names)
 
     @property
     def names(self) -> list[str]:
@@ -151,7 +151,7 @@ class ProgramStore(Store):
         for name in self._counts:
             self.add_block(Counter(self, name))
         shared = self._shared(program)
-        self.add_block(Variables(self, STATE, shared))
+        self.add_block(VariablesBlock(self, STATE, shared))
         self._pieces = self._divided(listen.attr("pserver_id"), shared)
         for name in self.tables:
             self._load(name, listen.attr("pserver_id"))
@@ -222,7 +222,7 @@ class ProgramStore(Store):
         return self._pieces[name]
 
     def resharded_blocks(self) -> Sequence[ReshardedBlock]:
-        return [b for b in self.blocks.values() if isinstance(b, (ProgramBlock, Variables, Counter))]
+        return [b for b in self.blocks.values() if isinstance(b, (ProgramBlock, VariablesBlock, Counter))]
 
     def counted(self, name: str) -> tuple[PiecePart, bool]:
         """Return (variable with the sum of the trainers' counts, True for the first count) of a trainer's count."""
@@ -264,7 +264,7 @@ class ProgramStore(Store):
         var = self._program.global_block().vars.get(name)
         if var is not None and var.persistable:
             self.tensor(name)
-            return Variables(self, name, [name])
+            return VariablesBlock(self, name, [name])
         return super().block(name)
 
     # ---- updates ----
@@ -286,7 +286,7 @@ class ProgramStore(Store):
             block = self.block(change.block)
             if isinstance(block, WholeTable) and change.change == Change.GRADIENT:
                 raise errors.ServerError(f"{change.block} is a table: it takes gradients by rows")
-            if isinstance(block, Variables):
+            if isinstance(block, VariablesBlock):
                 raise errors.ServerError(f"{change.block}: the server's program computes it; it takes no changes")
             if isinstance(block, Counter) and change.change != Change.ADD:
                 raise errors.ServerError(f"{change.block} is a count: it takes additions only")

@@ -5,7 +5,7 @@ from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any
 
 from jfluid import errors, flags
-from jfluid.distributed.server.snapshot_writers import Snapshots, Writer
+from jfluid.distributed.server.snapshot_writers import ServerSnapshots, Writer
 from jfluid.distributed.wire.settings import client_options, server_settings
 from jfluid.engine import Engine, Fetched, Runner
 from jfluid.host import heap
@@ -32,7 +32,7 @@ class Serving(Runner):
         (self._listen,) = (op for op in program.global_block().ops if op.type == "listen_and_serv")
 
     def run_alone(self, feed: Any, fetches: list[str], scope: Scope) -> list[Fetched]:
-        """Serve.
+        """Serve the parameters until the job ends.
 
         Raises:
             FetchError, FeedError: a server's program takes and gives nothing.
@@ -66,7 +66,7 @@ class Serving(Runner):
             trainers=self._listen.attr("Fanin"),
             end_with_trainers=True,
         )
-        snapshots = Snapshots.of_server(number, len(endpoints))
+        snapshots = ServerSnapshots.of_server(number, len(endpoints))
         with ExitStack() as stack:
             stack.enter_context(server_log.on_stderr())
             if snapshots is not None:

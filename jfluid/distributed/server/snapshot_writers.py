@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 _LOG = logging.getLogger(__name__)
 
 
-class Snapshots:
+class ServerSnapshots:
     """The snapshots of one server.
 
     Args:
@@ -45,7 +45,7 @@ class Snapshots:
         self._restarted, self._peers = restarted, peers
 
     @classmethod
-    def of_server(cls, number: int, servers: int) -> "Snapshots | None":
+    def of_server(cls, number: int, servers: int) -> "ServerSnapshots | None":
         """Return the snapshot settings of server `number` of `servers` from the environment.
 
         Raises ServerError for variables that make no sense.
@@ -114,7 +114,7 @@ class Writer(ABC):
 class _PeriodicWriter(Writer):
     """Writes snapshots of this server alone, periodically."""
 
-    def __init__(self, snapshots: Snapshots, server: "Server"):
+    def __init__(self, snapshots: ServerSnapshots, server: "Server"):
         self._snapshots, self._server = snapshots, server
         self._due, self._ended = threading.Event(), threading.Event()
         server.trainer_group.on_leave = self._due.set
@@ -167,7 +167,7 @@ class _PeriodicWriter(Writer):
 class _RoundWriter(Writer):
     """Writes the snapshots that all servers of a synchronous job take after the same rounds."""
 
-    def __init__(self, snapshots: Snapshots, server: "Server", peers: "Peers"):
+    def __init__(self, snapshots: ServerSnapshots, server: "Server", peers: "Peers"):
         from jfluid.ps_server.recovery import Coordinator
         from jfluid.ps_server.round_snapshots import RoundSnapshots
 

@@ -51,7 +51,7 @@ class Values(Protocol):
         ...
 
 
-class Variables:
+class VariablesBlock:
     """Variables of the server's scope, as a block that holds their bytes."""
 
     def __init__(self, store: Values, name: str, names: Sequence[str]):
@@ -83,7 +83,7 @@ class Variables:
             return {"numbers": packed(arrays), "variables": self._described(arrays)}
 
     def check(self, state: dict[str, Any]) -> None:
-        """Raise ServerError for a `state` of other variables."""
+        """Raise ServerError if `state` holds different variables."""
         arrays = [self._store.value(n) for n in self._names]
         there, size = self._described(arrays), packed(arrays).size
         if there != state.get("variables"):

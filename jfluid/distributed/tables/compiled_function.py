@@ -14,7 +14,7 @@ from jfluid.ops import registry
 Array = np.ndarray[Any, Any]
 
 
-class Function:
+class CompiledFunction:
     """Operators as a function from named values to named values.
 
     It is compiled once for all values of one shape.

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from jfluid.distributed.programs.server_program import Update
+from jfluid.distributed.programs.server_program import UpdateBlock
 from jfluid.distributed.tables.row_updates import RowUpdate, row_update_of
 from jfluid.files.tensor_format import load_rows
 from jfluid.ir.operator import Operator
@@ -85,7 +85,7 @@ class ProgramTable(SparseTable):
 
 
 def make_table(
-    update: Update,
+    update: UpdateBlock,
     scope: Scope,
     tensor: Callable[[str], Any],
     seed: int,

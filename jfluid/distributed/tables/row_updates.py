@@ -17,15 +17,15 @@ import numpy as np
 
 from jfluid import errors
 from jfluid.compile.runtime.padding import ladder
-from jfluid.distributed.programs.server_program import Update
-from jfluid.distributed.tables.compiled_function import Function, reads_of
+from jfluid.distributed.programs.server_program import UpdateBlock
+from jfluid.distributed.tables.compiled_function import CompiledFunction, reads_of
 from jfluid.ir import schema
 from jfluid.ir.operator import Operator
 from jfluid.ir.types import VarType
 from jfluid.ops import registry
 from jfluid.ops.selected_rows import SelectedRows
 from jfluid.ps_server import specs
-from jfluid.ps_server.optimizers import RULES, Optimizer, RuleDef
+from jfluid.ps_server.optimizers import RULES, OptimizerSpec, RuleDef
 from jfluid.ps_server.table import SparseTable
 
 Array = np.ndarray[Any, Any]
@@ -43,14 +43,14 @@ class Parts:
         spread: the table is distributed: this server has rows by their ids, in place of a stretch.
     """
 
-    update: Update
+    update: UpdateBlock
     slots: list[str]
     numbers: list[str]
     written: list[str]
     spread: bool
 
     @classmethod
-    def of(cls, update: Update) -> "Parts":
+    def of(cls, update: UpdateBlock) -> "Parts":
         """Return the parts of an update.
 
         Raises UnsupportedError for a parameter that is no float32 matrix.
@@ -104,7 +104,7 @@ class UpdateByRule:
 
     alone = False
 
-    def __init__(self, parts: Parts, optimizer: Optimizer, tensor: Callable[[str], Any], device: Callable[[], Any]):
+    def __init__(self, parts: Parts, optimizer: OptimizerSpec, tensor: Callable[[str], Any], device: Callable[[], Any]):
         self.optimizer, self._parts, self._tensor = optimizer, parts, tensor
         self.rate, self._rate, self._function = "", "", None
         op = next((o for o in parts.update.ops if o.input("Param")), None)
@@ -118,7 +118,7 @@ class UpdateByRule:
         else:
             self.rate = rate
         if wanted := [n for n in (self._grad, rate) if n in made]:
-            self._function = Function(before, wanted, device())
+            self._function = CompiledFunction(before, wanted, device())
             _try(parts, self._function, _padded_shapes(parts))
 
     def check(self, ids: Array, learning_rate: float | None) -> None:
@@ -161,10 +161,10 @@ class UpdateByFunction:
         device: Callable[[], Any],
     ):
         self._parts, self._tensor, self._seed = parts, tensor, seed
-        self.optimizer: Optimizer = specs.Program(
+        self.optimizer: OptimizerSpec = specs.Program(
             learning_rate=0.0, slots=tuple(specs.SlotSpec(name=n, initial=first_value(n)) for n in parts.slots)
         )
-        self._function = Function(parts.update.ops, parts.written, device())
+        self._function = CompiledFunction(parts.update.ops, parts.written, device())
         self._rows = [parts.update.param, *parts.slots]
         self._zeros = np.zeros((0, 0), np.float32)
         shapes = _padded_shapes(parts)
@@ -242,7 +242,7 @@ RowUpdate = UpdateByRule | UpdateByFunction
 
 
 def row_update_of(
-    update: Update,
+    update: UpdateBlock,
     first_value: Callable[[str], float],
     tensor: Callable[[str], Any],
     seed: int,
@@ -309,7 +309,7 @@ def _padded_shapes(parts: Parts) -> dict[str, Any]:
     return dict.fromkeys([parts.update.param, parts.update.grad, *parts.slots], rows)
 
 
-def _try(parts: Parts, function: Function, rows: dict[str, Any]) -> None:
+def _try(parts: Parts, function: CompiledFunction, rows: dict[str, Any]) -> None:
     """Trace a function, so that unsupported operators are refused before the server serves."""
     values = rows | {n: parts.described(n) for n in parts.numbers}
     name = parts.update.param

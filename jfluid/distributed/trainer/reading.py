@@ -15,7 +15,7 @@ from jfluid.transpiler.parameter_server import remote_look_ups
 from jfluid.transpiler.parameter_server.layout import LOOK_UP
 
 
-class Reader(Trainer):
+class RowReader(Trainer):
     """Runner of a program that only reads rows: each run gets the servers' current rows.
 
     It creates none, and the servers take it for no trainer.
@@ -36,7 +36,7 @@ class Reader(Trainer):
         return self._connection
 
 
-def reader(program: Program, engine: Engine) -> Reader:
+def reader(program: Program, engine: Engine) -> RowReader:
     """Return the runner of a program; its servers are asked for their tables.
 
     Raises ServerError where one does not answer, or has not the table; ProgramError where the
@@ -59,4 +59,4 @@ def reader(program: Program, engine: Engine) -> Reader:
             )
     read = trainer_program.read(found, servers)
     assert read is not None  # it has look-ups
-    return Reader(read, engine)
+    return RowReader(read, engine)

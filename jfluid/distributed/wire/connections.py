@@ -285,7 +285,7 @@ class TrainerConnection:
                 self.calls.place_block(f"{name}@{server}", server, (1,), there=name)
 
     def place_rows(self, param: ParameterLayout) -> None:
-        """Tell the client where the rows of a parameter are, which may then travel by their ids."""
+        """Tell the client which servers hold the rows of a parameter; messages may then send single rows by id."""
         from jfluid.ps_server.client import RowRange
 
         self.calls.place_table(

@@ -295,7 +295,7 @@ class GeoStrategy(DistributedStrategy):
 
 
 class StrategyFactory:
-    """Makes strategies."""
+    """Factory of the four strategies, with Fluid's names."""
 
     @staticmethod
     def create_sync_strategy() -> SyncStrategy:

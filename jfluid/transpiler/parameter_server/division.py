@@ -6,8 +6,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from jfluid.ir.program import Program
-from jfluid.transpiler.parameter_server.layout import Layout, Piece
-from jfluid.transpiler.parameter_server.placement import Placement, UpdatedPiece, table_options
+from jfluid.transpiler.parameter_server.layout import JobLayout, Piece
+from jfluid.transpiler.parameter_server.placement import ParameterPlacement, UpdatedPiece, table_options
 from jfluid.transpiler.parameter_server.server import variables_on
 
 
@@ -63,13 +63,13 @@ class Division:
         variables: those of `origin` that servers hold, by their names.
     """
 
-    layout: Layout
+    layout: JobLayout
     trainer: int
     origin: Program
     variables: dict[str, SavedVariable]
 
 
-def division(placement: Placement, origin: Program) -> Division:
+def division(placement: ParameterPlacement, origin: Program) -> Division:
     """Return how a placement divides `origin`."""
     block, found = origin.global_block(), dict[str, SavedVariable]()
     counting = {n for op in placement.updates.schedule for n in op.output_arg_names}
@@ -98,11 +98,11 @@ def division(placement: Placement, origin: Program) -> Division:
     return Division(placement.layout, placement.trainer_id, origin, found)
 
 
-def _by_rows(placement: Placement, held: UpdatedPiece) -> bool:
+def _by_rows(placement: ParameterPlacement, held: UpdatedPiece) -> bool:
     return held.update.remote if placement.config.geo_sgd_mode else held.update.sparse
 
 
-def _at(placement: Placement, endpoint: str) -> Iterator[tuple[str, UpdatedPiece | None, Piece]]:
+def _at(placement: ParameterPlacement, endpoint: str) -> Iterator[tuple[str, UpdatedPiece | None, Piece]]:
     """Return (original name, piece of the parameter with its rows, piece) of each variable on a server."""
     if placement.config.geo_sgd_mode:  # trainers keep the optimizer's state
         for held in placement.at(endpoint):

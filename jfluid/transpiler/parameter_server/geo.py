@@ -7,7 +7,7 @@ from jfluid.ir.operator import OpRole
 from jfluid.ir.program import Program
 from jfluid.ir.types import VarType
 from jfluid.transpiler.parameter_server import trainer
-from jfluid.transpiler.parameter_server.placement import Placement, UpdatedPiece
+from jfluid.transpiler.parameter_server.placement import ParameterPlacement, UpdatedPiece
 
 GEO = 3  # of listen_and_serv's attribute `distributed_mode`
 
@@ -17,7 +17,7 @@ def delta(held: UpdatedPiece) -> str:
     return f"{held.param}.delta"
 
 
-def exchanged(placement: Placement) -> dict[str, dict[str, list[str]]]:
+def exchanged(placement: ParameterPlacement) -> dict[str, dict[str, list[str]]]:
     """Return the exchange of a communicator: by parameter the pieces' names, rows and servers.
 
     It also says whether rows go by id.
@@ -33,7 +33,7 @@ def exchanged(placement: Placement) -> dict[str, dict[str, list[str]]]:
     }
 
 
-def rewrite(program: Program, placement: Placement) -> None:
+def rewrite(program: Program, placement: ParameterPlacement) -> None:
     """Note a step of training, in place: one operator reports the touched rows of tables to the communicator."""
     block = program.global_block()
     touched = [(n, u.param.name) for u in placement.updates.all for op in u.look_ups for n in op.input("Ids")]
@@ -51,14 +51,14 @@ def rewrite(program: Program, placement: Placement) -> None:
     program.verify("DistributeTranspiler, GEO")
 
 
-def startup(program: Program, placement: Placement) -> None:
+def startup(program: Program, placement: ParameterPlacement) -> None:
     """Rewrite the startup program of a trainer in place: all trainers begin with the servers' parameters."""
     block = program.global_block()
     trainer.receive_all(block, placement, placement.held.values())
     program.verify("DistributeTranspiler, startup program of a trainer")
 
 
-def build(placement: Placement, endpoint: str) -> Program:
+def build(placement: ParameterPlacement, endpoint: str) -> Program:
     """Return the program of the server at `endpoint`: it adds the differences that it receives."""
     program = Program()
     block = program.global_block()
@@ -77,7 +77,7 @@ def _add(program: Program, root: Block, held: UpdatedPiece) -> Block:
     return block
 
 
-def _listen(block: Block, placement: Placement, endpoint: str, blocks: Mapping[UpdatedPiece, Block]) -> None:
+def _listen(block: Block, placement: ParameterPlacement, endpoint: str, blocks: Mapping[UpdatedPiece, Block]) -> None:
     block.append_op(
         "listen_and_serv",
         {},

@@ -79,7 +79,7 @@ class ParameterLayout:
 
 
 @dataclass(frozen=True)
-class Layout:
+class JobLayout:
     """Layout of the parameters of a job.
 
     Attributes:
@@ -91,7 +91,7 @@ class Layout:
     parameters: Mapping[str, ParameterLayout]
 
     @staticmethod
-    def of_program(program: Program, endpoints: Sequence[str] = ()) -> "Layout":
+    def of_program(program: Program, endpoints: Sequence[str] = ()) -> "JobLayout":
         """Return the layout that the operators of a trainer's program name: of all parameters that it trains.
 
         With GEO it is the startup program that names them. `endpoints` are the servers in the job's order,
@@ -153,7 +153,7 @@ class _Decoder:
                 param, count = op.attr("op_role_var")[0], len(op.attr("epmap"))
                 names = [param] if count == 1 else [f"{param}.block{i}" for i in range(count)]
                 self._add(param, names, op.attr("epmap"), sections[param])
-        self.layout = Layout(tuple(self._endpoints), self._found)
+        self.layout = JobLayout(tuple(self._endpoints), self._found)
 
     def _sections(self, send: Operator) -> tuple[str, list[int]]:
         """Return a parameter, and the number of rows of each piece of the gradient; none if it is sent whole."""

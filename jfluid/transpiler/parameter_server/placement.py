@@ -11,9 +11,9 @@ import numpy as np
 from jfluid import errors
 from jfluid.ir.operator import Operator
 from jfluid.transpiler.config import DistributeTranspilerConfig
-from jfluid.transpiler.parameter_server.layout import Layout, ParameterLayout, Piece
+from jfluid.transpiler.parameter_server.layout import JobLayout, ParameterLayout, Piece
 from jfluid.transpiler.parameter_server.slicing import slices
-from jfluid.transpiler.parameter_server.updates import Update, Updates
+from jfluid.transpiler.parameter_server.updates import ParameterUpdate, Updates
 from jfluid.transpiler.ps_dispatcher import PSDispatcher
 
 
@@ -25,7 +25,7 @@ class UpdatedPiece:
         index: its position among the parameter's pieces.
     """
 
-    update: Update
+    update: ParameterUpdate
     piece: Piece
     index: int
 
@@ -46,7 +46,7 @@ class UpdatedPiece:
 
 
 @dataclass(frozen=True)
-class Placement:
+class ParameterPlacement:
     """Decisions of DistributeTranspiler before the rewrite of a program.
 
     Attributes:
@@ -91,9 +91,9 @@ class Placement:
         return [self.endpoints[h.piece.server] for h in held]
 
     @cached_property
-    def layout(self) -> Layout:
+    def layout(self) -> JobLayout:
         """Layout of the parameters."""
-        return Layout(
+        return JobLayout(
             tuple(self.endpoints),
             {
                 name: ParameterLayout(
@@ -116,7 +116,7 @@ def place(
     trainer_id: int,
     sync: bool,
     seed: int,
-) -> Placement:
+) -> ParameterPlacement:
     """Cut the parameters and give each piece a server.
 
     `seed` decides the order where parameters stay whole.
@@ -130,7 +130,7 @@ def place(
     if not config.slice_var_up:
         order = [order[i] for i in np.random.RandomState(seed).permutation(len(order))]
     held = {u.param.name: _dispatch(dispatcher, u, pieces[u.param.name], endpoints) for u in order}
-    return Placement(
+    return ParameterPlacement(
         config,
         updates,
         list(endpoints),
@@ -148,7 +148,9 @@ def table_options(param: Any) -> dict[str, Any]:
     return {name: value for name, value in given.items() if value is not None}
 
 
-def _pieces(config: DistributeTranspilerConfig, update: Update, servers: int) -> list[tuple[int, tuple[int, ...]]]:
+def _pieces(
+    config: DistributeTranspilerConfig, update: ParameterUpdate, servers: int
+) -> list[tuple[int, tuple[int, ...]]]:
     """(first row, shape) of each piece."""
     shape = update.param.shape
     if (given := list(table_options(update.param))) and not update.distributed:
@@ -171,7 +173,10 @@ class _Name(str):
 
 
 def _dispatch(
-    dispatcher: PSDispatcher, update: Update, pieces: list[tuple[int, tuple[int, ...]]], endpoints: Sequence[str]
+    dispatcher: PSDispatcher,
+    update: ParameterUpdate,
+    pieces: list[tuple[int, tuple[int, ...]]],
+    endpoints: Sequence[str],
 ) -> list[UpdatedPiece]:
     name = update.param.name
     if update.distributed:

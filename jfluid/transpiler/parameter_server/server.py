@@ -11,7 +11,7 @@ from jfluid.ir.program import Program
 from jfluid.ir.types import VarType
 from jfluid.ir.variable import Variable
 from jfluid.transpiler.parameter_server.layout import Piece
-from jfluid.transpiler.parameter_server.placement import Placement, UpdatedPiece
+from jfluid.transpiler.parameter_server.placement import ParameterPlacement, UpdatedPiece
 
 # Values of listen_and_serv's attribute `distributed_mode`.
 SYNC, ASYNC, HALF_ASYNC = 0, 1, 2
@@ -41,7 +41,7 @@ class ServerVariable(NamedTuple):
         return self.of is not None and self.of.update.distributed
 
 
-def variables_on(placement: Placement, endpoint: str) -> dict[str, list[ServerVariable]]:
+def variables_on(placement: ParameterPlacement, endpoint: str) -> dict[str, list[ServerVariable]]:
     """Return the variables on a server that outlive a round, by their names in the original program."""
     found: dict[str, list[ServerVariable]] = {}
     for held in placement.at(endpoint):
@@ -63,11 +63,11 @@ def variables_on(placement: Placement, endpoint: str) -> dict[str, list[ServerVa
     return found
 
 
-def _gradients(placement: Placement) -> set[str]:
+def _gradients(placement: ParameterPlacement) -> set[str]:
     return {u.grad.name for u in placement.updates.all}
 
 
-def _is_temporary(placement: Placement, name: str) -> bool:
+def _is_temporary(placement: ParameterPlacement, name: str) -> bool:
     """Return True if each update of a parameter computes the value anew."""
     return any(name in u.own and not u.param.block.var_recursive(name).persistable for u in placement.updates.all)
 
@@ -79,13 +79,13 @@ def _own_state(held: UpdatedPiece) -> list[str]:
     return [n for n in dict.fromkeys(names) if block.var_recursive(n).persistable]
 
 
-def _suffix(placement: Placement, held: UpdatedPiece) -> str:
+def _suffix(placement: ParameterPlacement, held: UpdatedPiece) -> str:
     """Return the suffix that separates the states of several pieces of one parameter on the same server."""
     mates = [h for h in placement.held[held.update.param.name] if h.piece.server == held.piece.server]
     return held.label if len(mates) > 1 else ""
 
 
-def _variable(placement: Placement, held: UpdatedPiece, name: str) -> ServerVariable:
+def _variable(placement: ParameterPlacement, held: UpdatedPiece, name: str) -> ServerVariable:
     param = held.update.param
     there = held.param if name == param.name else name + _suffix(placement, held)
     shape = tuple(param.block.var_recursive(name).shape)
@@ -94,7 +94,7 @@ def _variable(placement: Placement, held: UpdatedPiece, name: str) -> ServerVari
     return ServerVariable(Piece(there, held.piece.server, 0, shape), None)
 
 
-def build(placement: Placement, endpoint: str, seed: int) -> Program:
+def build(placement: ParameterPlacement, endpoint: str, seed: int) -> Program:
     """Return the program of the server at `endpoint`."""
     program = Program()
     program.random_seed = seed
@@ -106,7 +106,7 @@ def build(placement: Placement, endpoint: str, seed: int) -> Program:
     return program.verify(f"DistributeTranspiler, server {endpoint}")
 
 
-def _declare(block: Block, placement: Placement, endpoint: str) -> None:
+def _declare(block: Block, placement: ParameterPlacement, endpoint: str) -> None:
     """Declare persistable variables, and the arriving gradients."""
     origin = placement.updates.all[0].param.block
     for name, found in variables_on(placement, endpoint).items():
@@ -129,7 +129,7 @@ def _declare(block: Block, placement: Placement, endpoint: str) -> None:
             block.create_var(name=placement.sent(held, trainer), **like)
 
 
-def _schedule(program: Program, placement: Placement) -> int:
+def _schedule(program: Program, placement: ParameterPlacement) -> int:
     """Append the block that computes learning rates, once a round; return its position."""
     block = program.create_block(0)
     for op in placement.updates.schedule:
@@ -162,7 +162,7 @@ def _copy_block(source: Block, parent: Block, names: Mapping[str, str]) -> Block
     return block
 
 
-def _optimize(program: Program, placement: Placement, held: UpdatedPiece, parent: int) -> Block:
+def _optimize(program: Program, placement: ParameterPlacement, held: UpdatedPiece, parent: int) -> Block:
     """Append the block that updates one piece."""
     block = program.create_block(parent)
     if placement.sums:
@@ -186,7 +186,7 @@ def _optimize(program: Program, placement: Placement, held: UpdatedPiece, parent
 
 
 def _declare_temporary(
-    block: Block, placement: Placement, held: UpdatedPiece, name: str, names: Mapping[str, str]
+    block: Block, placement: ParameterPlacement, held: UpdatedPiece, name: str, names: Mapping[str, str]
 ) -> None:
     """Declare a value that an update makes for itself."""
     if name in names or block.find_var_recursive(name) is not None:
@@ -196,12 +196,12 @@ def _declare_temporary(
     block.create_var(name=name, shape=shape, dtype=origin.dtype, type=origin.type)
 
 
-def backups(placement: Placement, held: UpdatedPiece) -> list[str]:
+def backups(placement: ParameterPlacement, held: UpdatedPiece) -> list[str]:
     """Return the names of the values that each trainer got last."""
     return [f"{held.param}.trainer_{t}_bak" for t in range(placement.trainers)]
 
 
-def _compensate(block: Block, placement: Placement, held: UpdatedPiece) -> str:
+def _compensate(block: Block, placement: ParameterPlacement, held: UpdatedPiece) -> str:
     """Correct a late gradient g by g * g * (parameter - the trainer's parameter) (DC-ASGD); return its name."""
     if held.update.sparse:
         raise errors.UnsupportedError(
@@ -229,7 +229,7 @@ def _compensate(block: Block, placement: Placement, held: UpdatedPiece) -> str:
 
 
 def _listen(
-    block: Block, placement: Placement, endpoint: str, schedule: int, blocks: Mapping[UpdatedPiece, Block]
+    block: Block, placement: ParameterPlacement, endpoint: str, schedule: int, blocks: Mapping[UpdatedPiece, Block]
 ) -> None:
     trainers = range(placement.trainers if placement.sums else 1)
     config = placement.config

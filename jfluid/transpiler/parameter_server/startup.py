@@ -4,11 +4,11 @@ from jfluid.ir.block import Block
 from jfluid.ir.operator import Operator, OpRole
 from jfluid.ir.program import Program
 from jfluid.transpiler.parameter_server import trainer
-from jfluid.transpiler.parameter_server.placement import Placement
+from jfluid.transpiler.parameter_server.placement import ParameterPlacement
 from jfluid.transpiler.parameter_server.server import ServerVariable, backups, copy_op, variables_on
 
 
-def of_trainer(startup: Program, placement: Placement) -> None:
+def of_trainer(startup: Program, placement: ParameterPlacement) -> None:
     """Rewrite the startup program of a trainer in place: it gets the parameters from the servers."""
     block = startup.global_block()
     remote = [u.param for u in placement.updates.all if u.remote]
@@ -24,7 +24,7 @@ def of_trainer(startup: Program, placement: Placement) -> None:
     startup.verify("DistributeTranspiler, startup program of a trainer")
 
 
-def of_server(startup: Program, server: Program, placement: Placement, endpoint: str) -> Program:
+def of_server(startup: Program, server: Program, placement: ParameterPlacement, endpoint: str) -> Program:
     """Return the startup program of the server at `endpoint`, made from the original startup program.
 
     Random operators keep the stream numbers of the original program: a whole parameter starts from the values of
@@ -60,7 +60,7 @@ def _start(ops: list[Operator], counter: Operator) -> float:
     return next(float(op.attr("value")) for op in ops if set(op.output_arg_names) & set(counter.output("Out")))
 
 
-def _start_counts(block: Block, placement: Placement, values: list[float]) -> None:
+def _start_counts(block: Block, placement: ParameterPlacement, values: list[float]) -> None:
     for name, value in zip(placement.counts(), values):
         var = block.create_var(name=name, shape=[1], dtype="int64", persistable=True)
         block.prepend_op(

@@ -8,13 +8,13 @@ from jfluid.ir.operator import Operator, OpRole
 from jfluid.ir.program import Program
 from jfluid.ir.types import VarType
 from jfluid.ir.variable import Variable
-from jfluid.transpiler.parameter_server.placement import Placement, UpdatedPiece
-from jfluid.transpiler.parameter_server.updates import Update, Updates, read_updates
+from jfluid.transpiler.parameter_server.placement import ParameterPlacement, UpdatedPiece
+from jfluid.transpiler.parameter_server.updates import ParameterUpdate, Updates, read_updates
 
 CONTROL = "__control_var@"
 
 
-def rewrite(program: Program, placement: Placement) -> None:
+def rewrite(program: Program, placement: ParameterPlacement) -> None:
     """Turn the program that `placement` was made for into the trainers' one, in place."""
     updates = read_updates(program.global_block())
     sent = send_gradients(program, placement)
@@ -48,7 +48,7 @@ def drop_updates(program: Program, updates: Updates) -> None:
     program.verify("DistributeTranspiler, updates taken away")
 
 
-def answer_look_ups(program: Program, updates: Updates, placement: Placement) -> None:
+def answer_look_ups(program: Program, updates: Updates, placement: ParameterPlacement) -> None:
     """Look rows up at the servers: one operator asks for all ids of a table that are known at the same time."""
     block = program.global_block()
     for update in updates.all:
@@ -79,7 +79,7 @@ def _last_writer(block: Block, names: set[str]) -> int:
 def _answer(
     block: Block,
     look_ups: list[Operator],
-    placement: Placement,
+    placement: ParameterPlacement,
     held: Sequence[UpdatedPiece],
     version: str,
     padding: int,
@@ -113,7 +113,7 @@ def _sections(held: Sequence[UpdatedPiece]) -> list[int]:
     return [] if held[0].update.distributed else [h.piece.rows for h in held]
 
 
-def send_gradients(program: Program, placement: Placement) -> dict[str, Variable]:
+def send_gradients(program: Program, placement: ParameterPlacement) -> dict[str, Variable]:
     """Send each gradient as soon as it is there; the control variable of each parameter's sending."""
     block = program.global_block()
     sent = {name: control(block) for name in placement.sending}
@@ -125,7 +125,7 @@ def send_gradients(program: Program, placement: Placement) -> dict[str, Variable
     return sent
 
 
-def _send(block: Block, placement: Placement, held: Sequence[UpdatedPiece], done: Variable) -> None:
+def _send(block: Block, placement: ParameterPlacement, held: Sequence[UpdatedPiece], done: Variable) -> None:
     update, names = held[0].update, [placement.sent(h, placement.trainer_id) for h in held]
     attrs = {"epmap": placement.endpoints_of(held), "trainer_id": placement.trainer_id, "op_role": OpRole.RPC}
     given = [update.grad.name]
@@ -146,7 +146,7 @@ def _send(block: Block, placement: Placement, held: Sequence[UpdatedPiece], done
     )
 
 
-def _send_count(block: Block, placement: Placement) -> Variable:
+def _send_count(block: Block, placement: ParameterPlacement) -> Variable:
     """Tell all servers of one more step: their schedules go by the steps of all trainers."""
     name, done = placement.counts()[placement.trainer_id], control(block)
     block.create_var(name=name, shape=[1], dtype="int64", persistable=True)
@@ -167,7 +167,7 @@ def _send_count(block: Block, placement: Placement) -> Variable:
     return done
 
 
-def _split(block: Block, update: Update, held: Sequence[UpdatedPiece], names: list[str]) -> None:
+def _split(block: Block, update: ParameterUpdate, held: Sequence[UpdatedPiece], names: list[str]) -> None:
     """Cut a gradient into the pieces that go to different servers."""
     grad = update.grad
     for h, name in zip(held, names, strict=True):
@@ -189,7 +189,7 @@ def _split(block: Block, update: Update, held: Sequence[UpdatedPiece], names: li
     )
 
 
-def receive_parameters(program: Program, placement: Placement, sent: dict[str, Variable]) -> None:
+def receive_parameters(program: Program, placement: ParameterPlacement, sent: dict[str, Variable]) -> None:
     """Wait for the servers as the strategy has it, and get the parameters of the next step."""
     block = program.global_block()
     config = placement.config
@@ -216,7 +216,7 @@ def receive_parameters(program: Program, placement: Placement, sent: dict[str, V
 
 
 def receive(
-    block: Block, placement: Placement, held: Sequence[UpdatedPiece], after: Variable | None, whole: bool
+    block: Block, placement: ParameterPlacement, held: Sequence[UpdatedPiece], after: Variable | None, whole: bool
 ) -> list[str]:
     """Get one parameter, `whole` or in its pieces; the names that are written."""
     param, names = held[0].update.param, [h.param for h in held]
@@ -239,7 +239,7 @@ def receive(
     return written
 
 
-def receive_all(block: Block, placement: Placement, parameters: Iterable[Sequence[UpdatedPiece]]) -> None:
+def receive_all(block: Block, placement: ParameterPlacement, parameters: Iterable[Sequence[UpdatedPiece]]) -> None:
     """Receive the initial values of parameters, wait for all, and join the pieces."""
     for held in parameters:
         receive(block, placement, held, None, whole=False)
@@ -248,7 +248,7 @@ def receive_all(block: Block, placement: Placement, parameters: Iterable[Sequenc
     join(block, placement, OpRole.Forward)
 
 
-def join(block: Block, placement: Placement, role: int) -> None:
+def join(block: Block, placement: ParameterPlacement, role: int) -> None:
     """Put the pieces of each parameter that was received in pieces together."""
     for name, held in placement.held.items():
         # a distributed table: servers have rows of it under its own name

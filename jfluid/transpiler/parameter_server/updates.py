@@ -15,7 +15,7 @@ LOOK_UPS = ("lookup_table", "lookup_table_v2")
 
 
 @dataclass(eq=False)
-class Update:
+class ParameterUpdate:
     """Update of one parameter.
 
     Attributes:
@@ -70,7 +70,7 @@ class Updates:
             the trainers.
     """
 
-    all: list[Update]
+    all: list[ParameterUpdate]
     schedule: list[Operator]
     kept: list[Operator]
 
@@ -165,7 +165,7 @@ def _shared(optimizing: list[Operator]) -> list[Operator]:
     return [op for i, op in enumerate(optimizing) if i in kept]
 
 
-def _update(block: Block, name: str, ops: list[Operator], kept: list[Operator]) -> Update:
+def _update(block: Block, name: str, ops: list[Operator], kept: list[Operator]) -> ParameterUpdate:
     """Return the update by `ops`; trainers send the one value that `ops` read from their computation."""
     mine, sent = set(), []
     on_trainers = {n for op in block.ops if _role(op) & OpRole.Backward for n in op.output_arg_names}
@@ -178,10 +178,10 @@ def _update(block: Block, name: str, ops: list[Operator], kept: list[Operator]) 
             f"DistributeTranspiler: the update of {name} reads {', '.join(sent) or 'no gradient'}; "
             "expected one gradient that trainers can send"
         )
-    return Update(block.vars[name], block.var_recursive(sent[0]), ops)
+    return ParameterUpdate(block.vars[name], block.var_recursive(sent[0]), ops)
 
 
-def _look_ups(block: Block, update: Update, schedule: list[Operator]) -> list[Operator]:
+def _look_ups(block: Block, update: ParameterUpdate, schedule: list[Operator]) -> list[Operator]:
     """Return the parameter's look-ups, if trainers need nothing but rows of the parameter."""
     name = update.param.name
     if not update.sparse:

@@ -9,7 +9,7 @@ from jfluid.ir import schema
 from jfluid.ir.program import Program
 from jfluid.transpiler.config import DistributeTranspilerConfig
 from jfluid.transpiler.parameter_server.placement import table_options
-from jfluid.transpiler.parameter_server.updates import LOOK_UPS, Update, read_updates
+from jfluid.transpiler.parameter_server.updates import LOOK_UPS, ParameterUpdate, read_updates
 
 # What a server draws a row by when it is first used.
 ROW_INITIALIZERS = ("fill_constant", "gaussian_random", "truncated_gaussian_random", "uniform_random")
@@ -54,7 +54,7 @@ def keep_whole(programs: Sequence[Program], startup: Program, config: Distribute
             program._touch()
 
 
-def _reason(update: Update, startup: Program, config: DistributeTranspilerConfig) -> str:
+def _reason(update: ParameterUpdate, startup: Program, config: DistributeTranspilerConfig) -> str:
     """Return why the table has to be whole; nothing where it may be distributed."""
     name = update.param.name
     if config.geo_sgd_mode:
@@ -67,7 +67,7 @@ def _reason(update: Update, startup: Program, config: DistributeTranspilerConfig
     return f"{others[0]} initializes all rows at once" if others else ""
 
 
-def _check(update: Update, reason: str) -> None:
+def _check(update: ParameterUpdate, reason: str) -> None:
     param = update.param
     size = 4 * prod(param.shape)
     if options := list(table_options(param)):

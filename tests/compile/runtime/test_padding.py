@@ -98,7 +98,7 @@ def test_a_stream_of_lengths_compiles_a_handful_of_times():
 
 
 def test_many_ragged_feeds_do_not_multiply_the_compilations():
-    rng, sizes = np.random.RandomState(0), padding.Buckets()
+    rng, sizes = np.random.RandomState(0), padding.SequenceBuckets()
     seen = set()
     for _ in range(300):
         feeds = {}
@@ -124,7 +124,7 @@ def _feed(*lengths):
 def test_a_batch_is_padded_in_few_calls(replicas, most):
     """Every step pads its batch, and behind a step of XLA each call's code comes from memory."""
     feed = _feed([3, 5, 2, 6, 4, 8, 7, 5], [3, 5, 2, 6, 4, 8, 4, 5])
-    buckets, stacker, calls = padding.Buckets(), Stacker(), []
+    buckets, stacker, calls = padding.SequenceBuckets(), Stacker(), []
 
     def work():
         return buckets.pad(feed) if replicas == 1 else stacker.divided(feed, replicas)
@@ -139,7 +139,7 @@ def test_a_batch_is_padded_in_few_calls(replicas, most):
 
 
 def test_the_size_with_the_fewest_rows_is_taken():
-    buckets = padding.Buckets()
+    buckets = padding.SequenceBuckets()
     for rows in (100, 10, 40):
         buckets.pad(_feed([1, rows - 1]))
     assert buckets.pad(_feed([1, 37]))["0"].capacity == 40
@@ -148,7 +148,7 @@ def test_the_size_with_the_fewest_rows_is_taken():
 
 def test_sequences_of_one_length_are_not_padded():
     tensor = fluid.create_lod_tensor(np.zeros((24, 1), "int64"), [[3] * 8], None)
-    found = padding.Buckets().pad({"x": tensor})["x"]
+    found = padding.SequenceBuckets().pad({"x": tensor})["x"]
     assert found.exact and found.capacity == 24 and found.last.uniform == 8
 
 

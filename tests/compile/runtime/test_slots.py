@@ -10,7 +10,7 @@ import pytest
 import jfluid as fluid
 from jfluid import errors
 from jfluid.compile.runtime import slots
-from jfluid.compile.runtime.padding import Buckets
+from jfluid.compile.runtime.padding import SequenceBuckets
 from jfluid.lod_tensor import LoDTensor
 from jfluid.parallel.replica_feeds import Stacker
 
@@ -41,7 +41,7 @@ LENGTHS = {
 def test_each_slot_has_what_it_has_alone(lengths):
     feed = {f"s{i}": _tensor(own, 100 * i) for i, own in enumerate(lengths)}
     found = slots.opened(_joined(feed))
-    expected = Buckets().pad(feed)
+    expected = SequenceBuckets().pad(feed)
     assert found.keys() == expected.keys()
     for name, alone in expected.items():
         one = found[name]
@@ -59,7 +59,7 @@ def test_each_slot_has_what_it_has_alone(lengths):
 @pytest.mark.parametrize("replicas", [None, 2])
 def test_sizes_are_chosen_as_those_of_other_sequences(replicas):
     """Whether they are found among the known ones or chosen anew, in a stream of batches."""
-    random, chosen, stacker = np.random.RandomState(0), Buckets(), Stacker(joins=2)
+    random, chosen, stacker = np.random.RandomState(0), SequenceBuckets(), Stacker(joins=2)
     buckets, known, seen = slots.SlotBuckets(), 0, set()
     for i in range(200):
         lengths = random.randint(1, 2 + i % 7, (3, 4))

@@ -12,8 +12,8 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from jfluid import fusion_shares
-from jfluid.fusion_shares import OTHER, Shares
+from jfluid.record import fusion_shares
+from jfluid.record.fusion_shares import OTHER, Shares
 from jfluid.security import private_files
 
 _CLOCK = "jfluid-clock"

@@ -2,7 +2,7 @@
 
 import pytest
 
-from jfluid.fusion_shares import OTHER, operator_type, shares_of
+from jfluid.record.fusion_shares import OTHER, operator_type, shares_of
 
 PRODUCT = "lhs_contracting_dims={1}, rhs_contracting_dims={0}"
 MODULE = """HloModule jit_fluid_1
