@@ -25,10 +25,17 @@ def _update(type_: str, ins: str, state: str, **options: Any) -> Callable[[Funct
     """Return a decorator that registers an update: output `<slot>Out` overwrites each input slot of `state`."""
     outs = {f"{slot.replace('Accumulator', 'Accum')}Out": slot for slot in state.split()}
     register = op(type_, ins=tuple(ins.split()), outs=tuple(outs), grad=False, inplace=outs, **options)
-    return register if type_ == "sgd" else lambda function: register(_of_dense(type_, function))
+    if type_ == "sgd":
+        return register
+
+    def registered(function: Function) -> Function:
+        register(_of_dense(type_, function))
+        return function
+
+    return registered
 
 
-def _of_dense(type_: str, function: Function) -> Function:
+def _of_dense(type_: str, function: Callable[..., Any]) -> Callable[..., Any]:
     """Return the update, which refuses a parameter of SelectedRows as in Fluid."""
 
     @functools.wraps(function)
