@@ -163,10 +163,10 @@ def test_states_of_trainers(data):
     [
         ({"observed": [[[-1, 3], [4, 1]]]}, "a size is negative or too large"),
         ({"observed": [[[4, 3]], *SHAPES]}, "batches have different numbers of feeds"),
-        ({"traced": {**asdict(TRACED), "observed": 1}}, "the shapes do not have the symbols of a trace"),
-        ({"traced": {**asdict(TRACED), "range": 9}}, "the shapes do not have the symbols of a trace"),
-        ({"traced": {**asdict(TRACED), "witnesses": [({"n7": 8}, SHAPES[2])]}}, "no size for a symbol"),
-        ({"traced": {**asdict(TRACED), "witnesses": [({"n0": 8}, [[7, 3], [6, 1]])]}}, "contradicts the symbols"),
+        ({"traced": [{**asdict(TRACED), "observed": 1}]}, "the shapes do not have the symbols of a trace"),
+        ({"traced": [{**asdict(TRACED), "range": 9}]}, "the shapes do not have the symbols of a trace"),
+        ({"traced": [{**asdict(TRACED), "witnesses": [({"n7": 8}, SHAPES[2])]}]}, "no size for a symbol"),
+        ({"traced": [{**asdict(TRACED), "witnesses": [({"n0": 8}, [[7, 3], [6, 1]])]}]}, "contradicts the symbols"),
         ({"pads": "perhaps"}, "padded sizes: 1 validation error"),
     ],
 )
