@@ -8,6 +8,7 @@ from jfluid import errors
 from jfluid.ir.graph import Graph
 from jfluid.ir.operator import OpRole
 from jfluid.ir.program import Program
+from jfluid.parallel import notices
 from jfluid.parallel.data_parallel import DataParallel
 from jfluid.parallel.passes import PassBuilder
 
@@ -143,12 +144,13 @@ class ExecutionStrategy(_Settings):
 
     Attributes with an effect:
         num_iteration_per_run: how often `Executor.run` runs a program with data parallelism on one feed.
+        num_threads: the most threads of XLA's pool for the CPU, which all programs share. It holds if
+            `with_data_parallel` takes the strategy before JAX starts, which is the first run of an Executor. Later,
+            a RuntimeWarning names the remedy once.
 
-    Without effect, because XLA schedules a step by itself, on a pool of threads of its own that it
-    makes when JAX starts, and frees its memory at its end: num_threads, allow_op_delay,
-    num_iteration_per_drop_scope, use_cuda (places decide), use_experimental_executor,
-    use_thread_barrier. A RuntimeWarning says once what to use instead where a script has set
-    num_threads below the threads that XLA uses on the CPU, or num_iteration_per_drop_scope.
+    Without effect, because XLA schedules a step by itself and frees its memory at its end: allow_op_delay,
+    num_iteration_per_drop_scope, use_cuda (places decide), use_experimental_executor, use_thread_barrier. A
+    RuntimeWarning names the remedy once where a script has set num_iteration_per_drop_scope.
 
     Raises ProgramError when a field is set that Fluid does not have.
     """
@@ -250,6 +252,7 @@ class CompiledProgram:
             raise errors.ProgramError(
                 f"num_iteration_per_run: expected 1 or more, found {execution.num_iteration_per_run}"
             )
+        notices.bound_threads(execution)
         self._parallel = DataParallel(self._program, build, execution, places)
         return self
 

@@ -19,6 +19,7 @@ from jfluid.compile.runtime import feeds as feeding
 from jfluid.compile.runtime import memory
 from jfluid.compile.runtime.executables import most_bytes
 from jfluid.compile.runtime.fast_path import FastPath, FastPaths
+from jfluid.compile.runtime.fed_dtypes import computing_in, fed_dtypes
 from jfluid.compile.runtime.feeds import Owned
 from jfluid.compile.runtime.fetches import Fetched
 from jfluid.compile.runtime.lru_cache import LruCache
@@ -50,6 +51,7 @@ class Prepared:
         divided: whether replicas have parts of the batch.
         repeats: how often a run of the program repeats the step (`num_iteration_per_run`).
         entered: the feeds are as the step's placement takes them, padded.
+        retyped: the program computes in dtypes of its feed, which its variables do not declare.
     """
 
     program: Program
@@ -58,6 +60,7 @@ class Prepared:
     divided: bool = False
     repeats: int = 1
     entered: bool = False
+    retyped: bool = False
 
     def enter(self) -> None:
         """Stage the feeds of the step before the run."""
@@ -131,6 +134,7 @@ class Engine:
         self._entropy = secrets.randbits(31) | 1
         self._steps = LruCache[Step](_MAX_STEPS, lambda step: step.bytes, most_bytes)
         self._pruned = LruCache[Program]()
+        self._retyped = LruCache[Program | None]()
         self.fast_paths = FastPaths()
         kept_files.use()
 
@@ -143,6 +147,7 @@ class Engine:
         """Forget all compiled steps, and give their memory back."""
         self._steps.clear()
         self._pruned.clear()
+        self._retyped.clear()
         self.fast_paths.clear()
 
     def start(self, parallel: DataParallel) -> None:
@@ -207,6 +212,9 @@ class Engine:
         program.refuse_acting()
         owned = isinstance(feed, Owned)
         pipeline = program._pipeline_opt if parallel is None and targets is None else None
+        retyped = self._as_fed(program, feed)
+        if retyped is not None:
+            program, parallel = retyped, parallel and self._on_its_devices(parallel, retyped)
         program, feed, parallel = self._read(program, feed, parallel, targets)
         feeds: Any = feeding.checked(program, feed) if parallel is None else parallel.parts(program, feed)
         names = list(feeds if parallel is None else feeds[0])
@@ -251,7 +259,7 @@ class Engine:
             # it: it is copied.
             feeds = {n: feeding.own(v) for n, v in feeds.items()}
         repeats = 1 if parallel is None else parallel.repeats
-        return Prepared(program, step, feeds, parallel is not None, repeats)
+        return Prepared(program, step, feeds, parallel is not None, repeats, retyped=retyped is not None)
 
     def execute(self, prepared: Prepared, scope: Scope, times: int = 1) -> list[Any]:
         """Run a prepared program once or several times; return the last fetches on their devices."""
@@ -286,11 +294,11 @@ class Engine:
         """
         parallel = getattr(program, "_parallel", None)
         runs = inner if parallel is None else parallel.rewritten()
-        if prepared.program is not runs:
+        if prepared.program is not runs and not prepared.retyped:
             return  # readers feed it
         if parallel is not None and prepared.step.plan.rng:
             return  # the seed of the replicas' program is that of the user's when it is prepared
-        own, step = weakref.proxy(self), prepared.step
+        own, step, ran = weakref.proxy(self), prepared.step, prepared.program
         found = FastPath.of(
             program,
             inner,
@@ -299,10 +307,24 @@ class Engine:
             feed,
             step,
             None if parallel is None else prepared.fetched,
-            lambda scope: own._key(runs, scope, step),
+            lambda scope: own._key(ran, scope, step),
         )
         if found is not None:
             self.fast_paths.add(found, scope)
+
+    def _as_fed(self, program: Program, feed: Any) -> Program | None:
+        """Return the program that computes in the dtypes of its feed, or None for the program as it is."""
+        first = feed[0] if isinstance(feed, (list, tuple)) and feed else feed
+        dtypes = fed_dtypes(program, first)
+        if not dtypes:
+            return None
+        key = program.identity, *sorted(dtypes.items())
+        return self._retyped.get_or_make(key, lambda: computing_in(program, dtypes))
+
+    def _on_its_devices(self, parallel: DataParallel, program: Program) -> DataParallel:
+        """Return the data parallelism of a program on the devices of another program's replicas."""
+        self.start(parallel)
+        return parallel.other(program)
 
     def _read(
         self,

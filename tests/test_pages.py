@@ -74,6 +74,7 @@ config.plugins.on_shutdown()
 
 
 @pytest.mark.process
+@pytest.mark.nightly  # takes half a minute; .github/workflows/docs.yml builds the site of each change
 @pytest.mark.skipif(importlib.util.find_spec("mkdocstrings") is None, reason="the extra docs is not installed")
 def test_the_site_is_built_without_warnings(tmp_path):
     result = subprocess.run(

@@ -72,6 +72,7 @@ class Lowering:
         self.derived: set[str] = set()  # names of gradients that gradient operators wrote
         # by place in `items`: the random numbers of operators, or keys of their own
         self.drawn: dict[int, Any] = {}
+        self.most_drawn = batched_random.MOST  # numbers that are drawn together
         self.inner = False  # True for an inner block
         self.reversible = False  # True while gradients are taken through the operators
         self.path: Path = ()  # path of the operator that has this block
@@ -151,18 +152,14 @@ class Lowering:
         """Draw the numbers of all operators that only draw, many at once."""
         if not batched_random.possible(self.key):
             return
-        draws = []
+        requests = dict[int, batched_random.Request]()
         for at, (_, op, definition) in enumerate(self.items):
             if definition.draws and not op.input_arg_names:
-                draws.append((definition.draws, at, batched_random.size(op.attrs)))
-        batches: list[list[tuple[str, int, int]]] = [[]]
-        for kind, at, size in sorted(draws):
-            if sum(n for _, _, n in batches[-1]) + size > batched_random.MOST:
-                batches.append([])
-            if size:
-                batches[-1].append((kind, at, size))
-        for batch in filter(None, batches):
-            kinds, places, sizes = zip(*batch)
+                attrs = {n: op.attrs.get(n, a.default) for n, a in definition.attrs.items()}
+                found = batched_random.request(definition.draws, attrs)
+                if found is not None and found.size <= self.most_drawn:
+                    requests[at] = found
+        for places in batched_random.batches(requests, self.most_drawn):
             ops = [self.items[at][1] for at in places]
             keys = batched_random.folded(self.key, np.array([*map(op_uid, ops)], np.uint32))
             seeds = [op.attrs.get("seed", 0) for op in ops]
@@ -170,7 +167,7 @@ class Lowering:
                 own = [key_of(self.key, seed) for seed in seeds]
                 rows = [jax.random.key_data(o) if s else k for s, o, k in zip(seeds, own, keys)]
                 keys = jnp.stack(rows)
-            drawn = batched_random.standard(kinds, keys, sizes)
+            drawn = batched_random.drawn([requests[at] for at in places], keys)
             self.drawn.update(zip(places, drawn, strict=True))
 
     def _apply(self, at: int, op: Operator, definition: OpDef, env: dict[str, Any]) -> tuple[Any, ...] | None:

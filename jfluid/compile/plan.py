@@ -11,7 +11,7 @@ from jfluid.ir.operator import Operator
 from jfluid.ir.program import Program
 from jfluid.ir.streams import first_output
 from jfluid.ir.types import VarType
-from jfluid.ir.variable import EMPTY_NAME
+from jfluid.ir.variable import EMPTY_NAME, Variable
 from jfluid.ops import registry, schema
 from jfluid.ops.definition import OpDef
 
@@ -116,10 +116,30 @@ def plan_block(block: Block, needed: Sequence[str]) -> Plan:
     return _cut(block, [], list(needed), in_loop=True)
 
 
+def keeps_rows(var: Variable | None) -> bool:
+    """Return True for a variable whose SelectedRows stay in the Scope: users and files put them there."""
+    return var is not None and var.type == VarType.SELECTED_ROWS and var.persistable
+
+
+def on_kept_rows(op: Operator, derived: set[str]) -> bool:
+    """Return True if the operator meets SelectedRows of the Scope, or rows in `derived`, which follow from them.
+
+    Adds the rows that the operator gives to `derived`.
+    """
+    names = op.input_arg_names + op.output_arg_names
+    if derived.isdisjoint(names) and not any(keeps_rows(op.block.find_var_recursive(n)) for n in names):
+        return False
+    made = [op.block.find_var_recursive(n) for n in op.output_arg_names]
+    derived.update(v.name for v in made if v is not None and v.type == VarType.SELECTED_ROWS and not v.persistable)
+    return True
+
+
 def _cut(block: Block, feeds: list[str], fetches: list[str], in_loop: bool) -> Plan:
     segments: list[Segment] = []
+    rows = set[str]()
     for item in live_ops(block):
         host = item[2].on_host(item[1]) or _runs_on_host(item[1]) or (in_loop and _handles_array(item[1]))
+        host = on_kept_rows(item[1], rows) or host
         if host or not segments or segments[-1].host:
             segments.append(Segment([], host))
         segments[-1].ops.append(item)
@@ -143,6 +163,8 @@ def joined(block: Block, segments: list[Segment], feeds: list[str], fetches: lis
             ):
                 if name in inside or name == EMPTY_NAME or name in reads:
                     continue
+                if keeps_rows(block.find_var_recursive(name)):
+                    continue
                 if op.type.endswith("_grad") and block.find_var_recursive(name) is None:
                     continue
                 reads[name] = None
@@ -155,7 +177,8 @@ def joined(block: Block, segments: list[Segment], feeds: list[str], fetches: lis
     for name in fetches:
         if name not in written and name not in feeds:
             state[name] = None
-    updated = [n for n in sorted(changed) if (v := block.find_var_recursive(n)) is not None and v.persistable]
+    found = ((n, block.find_var_recursive(n)) for n in sorted(changed))
+    updated = [n for n, v in found if v is not None and v.persistable and not keeps_rows(v)]
     needed = set(fetches) | set(updated)
     for segment in reversed(segments):
         writes = {n for _, op, _ in segment.ops for n in writes_of(op)}
@@ -283,6 +306,11 @@ def _structure_reads(op: Operator, written: set[str]) -> list[str]:
 def _check_fetches(block: Block, fetches: Sequence[str], written: set[str], feeds: Sequence[str]) -> None:
     for name in fetches:
         var = block.find_var_recursive(name)
+        if keeps_rows(var):
+            raise errors.FetchError(
+                f"fetch {name}: its SelectedRows stay in the scope: fetch layers.get_tensor_from_selected_rows of the "
+                f'variable, or read scope.find_var("{name}").get_selected_rows()'
+            )
         if name not in written and name not in feeds and (var is None or not var.persistable):
             known = written | set(feeds)
             what = "the program computes no such variable" if var is None else "no operator of the program writes it"

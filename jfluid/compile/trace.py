@@ -20,7 +20,7 @@ from jfluid.compile.rewrites import jaxpr_rewrites
 from jfluid.compile.rewrites.traced_value import Order, inverse
 from jfluid.compile.rnn_kernels import RnnKernels
 from jfluid.host import collector
-from jfluid.ops import sequence_loops, table_rows
+from jfluid.ops import batched_random, sequence_loops, table_rows
 from jfluid.ops.collective import AXIS
 from jfluid.ops.refusals import WIDTH, Rule
 from jfluid.ops.selected_rows import SelectedRows
@@ -74,6 +74,7 @@ def lower(
         lowering.shared_rates = scalars.shared_rates(items)
     on_cpu = on_gpus is False
     if on_cpu:
+        lowering.most_drawn = batched_random.MOST_ON_CPUS
         lowering.awaited = update_dependencies.awaited(items)
     # Watched values belong to the trace of the operators.
     return laid_out(lowering.run, items, env, on_cpu and watch is None, held)

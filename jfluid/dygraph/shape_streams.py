@@ -6,7 +6,7 @@ length, because the script calls a cell for each word, the outline of the step d
 `loop_reroll`).
 """
 
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -15,10 +15,10 @@ import numpy as np
 
 from jfluid import flags
 from jfluid.compile import trace
+from jfluid.compile.dynamic_shapes.segment import Evaluate, Segment
 from jfluid.compile.dynamic_shapes.stream import ShapeStream
 from jfluid.compile.numpy_steps.beside import device_of_interpreter
 from jfluid.compile.plan import Item
-from jfluid.compile.runtime.covers import Notes
 from jfluid.compile.runtime.executable_cache import Beside, Entry, entry_of_items
 from jfluid.compile.runtime.executables import Executables
 from jfluid.compile.runtime.lru_cache import LruCache
@@ -38,15 +38,16 @@ _MOST_OUTLINES = 256
 _FEWEST = 4  # calls of a step in a stream, unless a call is a Program
 
 
-class _Segment(ABC):
-    """A step in the form that a stream needs (see `stream.Segment`).
+class _Segment(Segment):
+    """A step in the form that a stream needs.
 
     Attributes:
         live: names of the results.
     """
 
     def __init__(self, items: list[Item], kept: list[str], live: list[str], device: jax.Device):
-        self.items, self.kept, self.live, self._device = items, kept, live, device
+        super().__init__(items, [], kept, "step")
+        self.live, self._device = live, device
 
     @abstractmethod
     def results(self, env: dict[str, Any], seeds: Any) -> list[Any]:
@@ -61,45 +62,25 @@ class _Segment(ABC):
         """Return the part of the disk cache key beside items, or None for a step not saved on disk."""
         return None
 
-    def recorded(
-        self,
-        donated: tuple[Any, ...],
-        kept: tuple[Any, ...],
-        key: Any,
-        shapes: Mapping[int, tuple[int, ...]],
-    ) -> Any:
-        """Return the jaxpr at given shapes; see `stream.Segment.recorded`."""
-        given = {
-            name: jax.ShapeDtypeStruct(shapes.get(i, np.shape(value)), value.dtype)
-            for i, (name, value) in enumerate(zip(self.kept, kept))
-        }
+    @property
+    def waits(self) -> bool:
+        """See `Segment.waits`."""
+        return device_of_interpreter(self._device) is None
+
+    def is_ready(self, donated: tuple[Any, ...], kept: tuple[Any, ...], key: Any) -> bool:
+        """Return True if steps wait: a step whose exact shapes are compiled does not reach its stream."""
+        return self.waits
+
+    def jaxpr(self, values: Mapping[str, Any], shapes: Mapping[str, tuple[int, ...]], key: Any) -> Any:
+        """See `Segment.jaxpr`."""
+        given = {n: jax.ShapeDtypeStruct(shapes.get(n, np.shape(v)), v.dtype) for n, v in values.items()}
         return trace.jaxpr_of(self.results, given, key)
 
-    def recorded_arguments(self, donated: tuple[Any, ...], kept: tuple[Any, ...]) -> dict[str, Any]:
-        """Return the arguments by name; see `stream.Segment.recorded_arguments`."""
-        return dict(zip(self.kept, kept))
-
-    def structured(self, arrays: Sequence[Any]) -> Sequence[Any]:
-        """See `dynamic_shapes.stream.Segment.structured`."""
-        return arrays
-
-    def padded(
-        self,
-        evaluate: Callable[[Mapping[str, Any], Any, Any], list[Any]],
-        identity: Sequence[Any],
-        beside: Beside,
+    def lower_padded(
+        self, evaluate: Evaluate, donated: tuple[Any, ...], kept: tuple[Any, ...], key: Any, true: Any
     ) -> Any:
-        """Return the padded executable; see `stream.Segment.padded`."""
-
-        def run(donated: tuple[Any, ...], kept: tuple[Any, ...], key: Any) -> Any:
-            *values, true = kept
-
-            def compute(given: dict[str, Any]) -> list[Any]:
-                return evaluate({name: given[name] for name in sorted(given)}, key, true)
-
-            return self._laid_out(compute, values), ()
-
-        return self._executables(run, self._entry(("padded", *identity), beside))
+        """See `Segment.lower_padded`."""
+        return self._laid_out(lambda given: evaluate(given, key, true), kept), ()
 
     def _laid_out(self, compute: Callable[[dict[str, Any]], list[Any]], values: Sequence[Any]) -> tuple[Any, ...]:
         """Trace a function of arguments by name that returns the results, with the rewrites for CPUs."""
@@ -112,15 +93,12 @@ class _Segment(ABC):
         found = trace.laid_out(with_results, self.items, dict(zip(self.kept, values)), on_cpu)
         return tuple([found[name] for name in self.live])
 
-    def _executables(self, run: Callable[..., Any], entry: Entry | None) -> Executables:
+    def executables(self, run: Callable[..., Any], entry: Entry | None) -> Executables:
+        """See `Segment.executables`."""
         return Executables(lambda: jitted(run, self._device), entry, device_of_interpreter(self._device))
 
-    def notes(self, identity: Sequence[Any]) -> Notes | None:
-        """See `stream.Segment.notes`."""
-        return self._entry(("padded", *identity)) if device_of_interpreter(self._device) else None
-
-    def _entry(self, identity: Sequence[Any], beside: Beside | None = None) -> Entry | None:
-        """Return the entry of a form of the step on disk, or None for a step that is not kept."""
+    def entry_of(self, identity: Sequence[Any], beside: Beside | None = None) -> Entry | None:
+        """See `Segment.entry_of`."""
         own = self.outline()
         if own is None:
             return None
@@ -171,7 +149,11 @@ class RerolledSegment(_Segment):
         def run(*values: Any) -> tuple[Any, ...]:
             return self._laid_out(lambda given: self.results(given, None), values)
 
-        self.exact = self._executables(run, self._entry(["exact"]))
+        self.exact = self.executables(run, self.entry_of(["exact"]))
+
+    def is_ready(self, donated: tuple[Any, ...], kept: tuple[Any, ...], key: Any) -> bool:
+        """See `Segment.is_ready`."""
+        return self.exact.begin(kept, at_once=False)
 
     def results(self, env: dict[str, Any], seeds: Any) -> list[Any]:
         """See `_Segment`."""

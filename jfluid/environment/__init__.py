@@ -22,5 +22,5 @@ text = os.environ.get
 
 
 def tell_children(name: str, value: str) -> None:
-    """Set a variable for the processes that this one starts."""
+    """Set a variable for the processes that this one starts, and for libraries that read the variable later."""
     os.environ[name] = value

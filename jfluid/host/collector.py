@@ -19,10 +19,20 @@ def paused(settle: bool = False) -> Iterator[None]:
         yield
     finally:
         if was:
-            if settle and not gc.get_freeze_count():  # what somebody has frozen stays so
+            if settle and not _script_freezes():
                 gc.freeze()
                 gc.unfreeze()
             gc.enable()
+
+
+_frozen = False
+
+
+def _script_freezes() -> bool:
+    """Return True if the script has ever frozen objects, which stay frozen: to count them takes a walk through them."""
+    global _frozen
+    _frozen = _frozen or gc.get_freeze_count() > 0
+    return _frozen
 
 
 def settle() -> None:

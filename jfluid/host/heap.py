@@ -10,6 +10,8 @@ import ctypes
 import functools
 import os
 import sys
+import threading
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +25,10 @@ MOST_KEPT = 1 << 30  # bytes of the largest block that the heap keeps
 _HEAP_BYTES = 3 << 28
 _HUGE_PAGE = 2 << 20
 _APART_BYTES, _FENCE_BYTES = 64 << 20, 1 << 12
-_HUGE_PAGES = 14  # MADV_HUGEPAGE of <sys/mman.h>
+_HUGE_PAGES, _NOT_NEEDED = 14, 4  # MADV_HUGEPAGE and MADV_DONTNEED of <sys/mman.h>
+_COMPILERS = ("/libjax_common.so", "/libllvmlite.so")  # libraries with LLVM
+_SMAPS = "/proc/self/smaps"
+_BETWEEN = 2.0  # seconds from one return of free memory to the next during a compilation
 _USED = 7  # the field `uordblks` of `mallinfo2`
 _SAMPLES = 32  # pages of a block that `holds_free` looks at
 # With one of these a user has chosen, and the choice stays.
@@ -81,6 +86,69 @@ def give_back() -> None:
         ctypes.CDLL("libc.so.6").malloc_trim(0)
     if not any(environment.text(name) for name in _VARIABLES):
         _want_huge_pages()  # the heap grows anew
+
+
+@contextlib.contextmanager
+def kept_small() -> Iterator[None]:
+    """Return free heap memory to the system every two seconds inside the context, which is a compilation.
+
+    The passes of XLA free hundreds of megabytes before LLVM's code of each kernel takes as much again in smaller
+    blocks, which fit the free ones only in part.
+    """
+    ended = threading.Event()
+
+    def trim() -> None:
+        library = _allocator()
+        while not ended.wait(_BETWEEN):
+            library.malloc_trim(0)
+
+    thread = threading.Thread(target=trim, name="jfluid-trim", daemon=True)
+    if _trims():
+        thread.start()
+    try:
+        yield
+    finally:
+        ended.set()
+        if thread.ident is not None:
+            thread.join()
+
+
+def give_back_code() -> None:
+    """Take the compilers' machine code out of the resident memory, 130 MiB after a compilation.
+
+    Linux keeps the pages of the files in its cache, and maps pages again where the code runs. Code that a debugger
+    has changed stays.
+    """
+    if not sys.platform.startswith("linux"):
+        return
+    with contextlib.suppress(OSError, AttributeError):  # another C library
+        madvise = _allocator().madvise
+        for start, size in _code_of_compilers():
+            madvise(start, size, _NOT_NEEDED)
+
+
+def _code_of_compilers() -> list[tuple[int, int]]:
+    """Return the address and the size of each mapping of the compilers' code that is as in its file."""
+    found, place = [], None
+    with open(_SMAPS) as file:
+        for line in file:
+            words = line.split()
+            if line.startswith("Anonymous:"):
+                if place is not None and words[1] == "0":
+                    found.append(place)
+            elif len(words) >= 5 and not words[0].endswith(":"):
+                first, _, last = words[0].partition("-")
+                is_code = words[1] == "r-xp" and words[-1].endswith(_COMPILERS)
+                place = (int(first, 16), int(last, 16) - int(first, 16)) if is_code else None
+    return found
+
+
+def _trims() -> bool:
+    """Return True if the C library can return free memory to the system."""
+    try:
+        return hasattr(_allocator(), "malloc_trim")
+    except OSError:  # another C library
+        return False
 
 
 def keeps_blocks() -> bool:

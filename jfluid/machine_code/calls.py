@@ -48,7 +48,14 @@ def call(
     return found
 
 
-def call_on_flat(name: str, given: Sequence[Any], numbers: Any, made: Sequence[Any], room: int) -> Sequence[Array]:
+def call_on_flat(
+    name: str,
+    given: Sequence[Any],
+    numbers: Any,
+    made: Sequence[Any],
+    room: int,
+    compiled: Callable[[str, int, int, int], Callable[..., Sequence[Array]]],
+) -> Sequence[Array]:
     """Call a kernel outside of a step, on flat float32 arrays with room for more than its extents.
 
     One executable serves all geometries of the same room: a kernel reads its extents from its geometry.
@@ -58,6 +65,7 @@ def call_on_flat(name: str, given: Sequence[Any], numbers: Any, made: Sequence[A
         numbers: int32, the geometry in the kernel's order.
         made: shape and dtype of each result.
         room: size of the flat arrays.
+        compiled: returns the compiled function `on_flat` of the same arguments.
 
     Returns:
         float32 [room] for each result, which begins with the result.
@@ -69,7 +77,7 @@ def call_on_flat(name: str, given: Sequence[Any], numbers: Any, made: Sequence[A
     _hold_sizes(name, "made", made, extents.made)
     if any(array.size > room for array in (*given, *made)):
         raise errors.ShapeError(f"machine code {name}: expected arrays of at most {room} numbers")
-    return _on_flat(name, len(given), len(made), room)([_flat(array, room) for array in given], numbers)
+    return compiled(name, len(given), len(made), room)([_flat(array, room) for array in given], numbers)
 
 
 def _flat(array: Any, room: int) -> Any:
@@ -78,16 +86,15 @@ def _flat(array: Any, room: int) -> Any:
     return flat
 
 
-@functools.lru_cache(64)
-def _on_flat(name: str, given: int, made: int, room: int) -> Callable[..., Sequence[Array]]:
-    """Return the compiled call of a kernel on flat arrays."""
+def on_flat(name: str, given: int, made: int, room: int) -> Callable[..., Sequence[Array]]:
+    """Return the function that calls a kernel on `given` flat arrays, for `made` flat results."""
     results = [jax.ShapeDtypeStruct((room,), np.float32)] * made
 
     def run(arrays: Sequence[Any], numbers: Any) -> Sequence[Array]:
         found: Sequence[Array] = jax.ffi.ffi_call(name, results)(*arrays, numbers)
         return found
 
-    return jax.jit(run)
+    return run
 
 
 def checked(name: str, numbers: Sequence[int]) -> Extents:

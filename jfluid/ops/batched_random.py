@@ -1,16 +1,14 @@
 """Random numbers of many operators at once.
 
-A startup program draws for each of its parameters. XLA compiles the generator anew for each of
-them, which takes longer than everything else; for all numbers together it compiles it once. The
+A startup program draws for each of its parameters. XLA would compile the generator for each parameter, which takes
+longer than everything else. So one loop draws and scales the numbers of all parameters of a distribution. The
 numbers are those that `jax.random` gives for each key.
 """
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from itertools import groupby
-from operator import itemgetter
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -19,18 +17,50 @@ from jax.extend.random import threefry2x32_p
 
 from jfluid.ir.types import VarType
 
-MOST = 1 << 22  # numbers per batch, which take about twenty temporary bytes each
+_BLOCK, _ROWS = 256, 1 << 10  # numbers of a block; blocks of an iteration, which stay in a processor's cache
+MOST, MOST_ON_CPUS = 1 << 22, 1 << 25  # numbers of a loop, which are in memory together
 # Fewer numbers than _LARGE are drawn at once, by all threads: in half the time, and several times the memory.
-_PART, _LARGE, _LARGE_PART = 1 << 18, 1 << 25, 1 << 20
+_LARGE, _LARGE_PART = 1 << 25, 1 << 20
 _ROOT = np.float32(math.sqrt(2))
 _EDGE = np.float32(math.erf(np.float32(2) / _ROOT))
 
 
 @dataclass
 class Drawn:
-    """Random numbers drawn in advance, which an operator takes in place of the key."""
+    """Random numbers of an operator's distribution, drawn in advance, which the operator takes in place of the key."""
 
     values: jax.Array
+
+
+class Request(NamedTuple):
+    """Numbers that an operator draws: `x * scale + shift`, with numbers x of a distribution without parameters.
+
+    Attributes:
+        kind: distribution of x: "uniform" for [0, 1), "normal" for a standard deviation of the square root of 1/2,
+            "truncated_normal" for a standard deviation of 1 and numbers within (-2, 2).
+        size: the count of numbers.
+    """
+
+    kind: str
+    size: int
+    scale: np.float32
+    shift: np.float32
+
+
+def uniform(shape: Sequence[int], low: float, high: float) -> Request:
+    """Return the request of numbers in [low, high)."""
+    bottom, top = np.float32(low), np.float32(high)
+    return Request("uniform", math.prod(shape), top - bottom, bottom)
+
+
+def normal(shape: Sequence[int], mean: float, deviation: float) -> Request:
+    """Return the request of normally distributed numbers."""
+    return Request("normal", math.prod(shape), _ROOT * np.float32(deviation), np.float32(mean))
+
+
+def truncated_normal(shape: Sequence[int], mean: float, deviation: float) -> Request:
+    """Return the request of normally distributed numbers within two standard deviations."""
+    return Request("truncated_normal", math.prod(shape), np.float32(deviation), np.float32(mean))
 
 
 def possible(key: Any) -> bool:
@@ -42,54 +72,65 @@ def possible(key: Any) -> bool:
     )
 
 
-def size(attrs: dict[str, Any]) -> int:
-    """Return the count of random numbers that an operator with these attributes draws.
+def request(kind: str, attrs: Mapping[str, Any]) -> Request | None:
+    """Return the numbers that an operator draws; None for an unknown shape and for dtypes other than float32.
 
-    The count is 0 if the numbers are not float32 or the shape is unknown.
+    Args:
+        kind: as of `Request`.
+        attrs: attributes of the operator, defaults included.
     """
-    shape = attrs.get("shape", ())
-    known = shape and min(shape) > 0 and attrs.get("dtype", VarType.FP32) == VarType.FP32
-    return math.prod(shape) if known and math.prod(shape) <= MOST else 0
+    shape = attrs["shape"]
+    if not shape or min(shape) <= 0 or attrs["dtype"] != VarType.FP32:
+        return None
+    if kind == "uniform":
+        return uniform(shape, attrs["min"], attrs["max"])
+    make = normal if kind == "normal" else truncated_normal
+    return make(shape, attrs["mean"], attrs["std"])
+
+
+def batches(requests: Mapping[int, Request], most: int) -> list[list[int]]:
+    """Divide requests into batches of one kind, each of at most `most` numbers; return the keys of the requests."""
+    found, kind, total = list[list[int]](), "", 0
+    for at, own in sorted(requests.items(), key=lambda item: (item[1].kind, item[0])):
+        if own.kind != kind or total + own.size > most:
+            found.append([])
+            kind, total = own.kind, 0
+        found[-1].append(at)
+        total += own.size
+    return found
 
 
 def folded(key: Any, numbers: np.ndarray) -> jax.Array:
     """Return uint32 [n, 2]: the data of a threefry key folded with each of uint32 `numbers`."""
-    data = jnp.broadcast_to(jax.random.key_data(key), (len(numbers), 2))
-    return jnp.stack(_words(data, jnp.asarray(numbers)), 1)
+    return jnp.stack(_words(jax.random.key_data(key), jnp.asarray(numbers)), 1)
 
 
-def standard(kinds: Sequence[str], keys: jax.Array, sizes: Sequence[int]) -> list[Drawn]:
-    """Return, for each key, numbers of a standard distribution.
+def drawn(requests: Sequence[Request], keys: jax.Array) -> list[Drawn]:
+    """Return the numbers of each request, all of one kind.
+
+    A loop draws blocks of numbers. Each request begins at a block: numbers of a block share a key and a scale. XLA
+    would compile a loop for each request.
 
     Args:
-        kinds: "uniform", "normal" or "truncated_normal" for each key; equal ones follow one another.
-        keys: uint32 [n, 2], the data of threefry keys.
-        sizes: how many numbers for each key.
+        keys: uint32 [n, 2], the data of a threefry key for each request.
     """
-    groups = [(kind, list(of)) for kind, of in groupby(zip(kinds, sizes), itemgetter(0))]
-    total, shaped = sum(sizes), _SHAPED[groups[0][0]]
-    ends = np.cumsum(sizes)
+    blocks = np.array([-(-own.size // _BLOCK) for own in requests])
+    ends = np.cumsum(blocks)
+    parts = max(2, -(-int(ends[-1]) // _ROWS))  # XLA unrolls a loop of one part
+    rows = -(-int(ends[-1]) // parts)
+    of = np.repeat(np.arange(len(requests)), blocks)
+    first = (np.arange(len(of)) - (ends - blocks)[of]) * _BLOCK
+    tables = [np.pad(v.astype(np.uint32), (0, parts * rows - len(of))).reshape(parts, rows) for v in (of, first)]
+    scales, shifts = (jnp.asarray([getattr(own, n) for own in requests]) for n in ("scale", "shift"))
 
-    # Which key is whose is looked up: XLA would compile a piece of the program for each operator.
-    def draw(places: jax.Array) -> jax.Array:
-        of = jnp.searchsorted(jnp.asarray(ends, np.uint32), places, side="right")
-        of = jnp.minimum(of, len(sizes) - 1)  # padding of the last part
-        drawn = bits(keys[of], places - jnp.asarray(ends - sizes, np.uint32)[of])
-        return shaped(drawn) if len(groups) == 1 else drawn
+    def draw(table: Sequence[jax.Array]) -> jax.Array:
+        of, first = (column[:, None] for column in table)
+        found = bits(keys[of], first + jax.lax.iota(np.uint32, _BLOCK))
+        return _shaped(requests[0].kind, found, scales[of], shifts[of])
 
-    # Indices fill all parts: XLA would pad each one separately.
-    parts = _parts(total)
-    numbers, at = _in_parts(draw, jax.lax.iota(np.uint32, -(-total // parts) * parts)), 0
-    found = []
-    for kind, of in groups:
-        values, start = numbers, at
-        if len(groups) > 1:
-            own, start = jax.lax.slice_in_dim(numbers, at, at + sum(n for _, n in of)), 0
-            values = uniform(own) if kind == "uniform" else _in_parts(_SHAPED[kind], own)
-        for _, size in of:
-            found.append(Drawn(jax.lax.slice_in_dim(values, start, start + size)))
-            start, at = start + size, at + size
-    return found
+    numbers = jax.lax.map(draw, list(map(jnp.asarray, tables))).ravel()
+    starts = ((ends - blocks) * _BLOCK).tolist()
+    return [Drawn(jax.lax.slice_in_dim(numbers, at, at + own.size)) for at, own in zip(starts, requests)]
 
 
 def is_large(key: Any, shape: Sequence[int], dtype: Any) -> bool:
@@ -97,80 +138,60 @@ def is_large(key: Any, shape: Sequence[int], dtype: Any) -> bool:
     return dtype == np.float32 and _LARGE <= math.prod(shape) < 1 << 31 and possible(key)
 
 
-def large(kind: str, key: Any, shape: Sequence[int], scaled: Callable[[jax.Array], jax.Array]) -> jax.Array:
-    """Return `scaled(numbers)` for numbers drawn from a standard distribution with a threefry key.
+def large(own: Request, key: Any) -> jax.Array:
+    """Return the numbers of a request with a threefry key.
 
-    `scaled` is an elementwise function. The numbers are drawn in parts, each written into the result: a single
-    draw would take several times the memory of the result.
+    The numbers are drawn in parts, each written into the result: a single draw would take several times the memory of
+    the result.
     """
-    count, data = math.prod(shape), jnp.broadcast_to(jax.random.key_data(key), (_LARGE_PART, 2))
+    data = jax.random.key_data(key)
 
     def draw(number: jax.Array, drawn: jax.Array) -> jax.Array:
         # the last part begins earlier, and draws some numbers once more
-        start = jnp.minimum(number * _LARGE_PART, count - _LARGE_PART)
-        places = start.astype(np.uint32) + jax.lax.iota(np.uint32, _LARGE_PART)
-        values = scaled(_SHAPED[kind](bits(data, places)))
-        return jax.lax.dynamic_update_slice(drawn, values, (start,))
+        start = jnp.minimum(number * _LARGE_PART, own.size - _LARGE_PART)
+        found = bits(data, start.astype(np.uint32) + jax.lax.iota(np.uint32, _LARGE_PART))
+        return jax.lax.dynamic_update_slice(drawn, _shaped(own.kind, found, own.scale, own.shift), (start,))
 
-    parts = -(-count // _LARGE_PART)
-    empty = jnp.zeros(count, np.float32)
-    found: jax.Array = jax.lax.fori_loop(0, parts, draw, empty)
-    return found.reshape(shape)
-
-
-def _in_parts(function: Callable[[jax.Array], jax.Array], values: jax.Array) -> jax.Array:
-    """Apply an elementwise function to values [n], padded to whole parts, and return the padded result.
-
-    It loops over parts, so that each program that takes a slice contains the function once.
-    """
-    parts = _parts(len(values))
-    missing = -len(values) % parts
-    filled = jnp.pad(values, (0, missing)) if missing else values
-    return jax.lax.map(function, filled.reshape(parts, -1)).ravel()
-
-
-def _parts(count: int) -> int:
-    """Return the number of parts in which `count` numbers are drawn."""
-    return max(2, -(-count // _PART))
+    parts = -(-own.size // _LARGE_PART)
+    return jax.lax.fori_loop(0, parts, draw, jnp.zeros(own.size, np.float32))
 
 
 def bits(keys: jax.Array, numbers: jax.Array) -> jax.Array:
-    """Return the random bits, uint32 [n], at index `numbers[i]` of the threefry stream of `keys[i]`.
+    """Return the random bits, uint32 [...], at indices `numbers` of the threefry streams of `keys`.
 
-    Element i equals element `numbers[i]` of `jax.random.bits` for the key with data `keys[i]`. It is the
-    exclusive or of both words that the generator makes of the number (Salmon et al., "Parallel random numbers:
-    as easy as 1, 2, 3", 2011). Both words are also the data of the key folded with the number.
+    An element equals the element of this index of `jax.random.bits` for the key. It is the exclusive or of both words
+    that the generator makes of the number (Salmon et al., "Parallel random numbers: as easy as 1, 2, 3", 2011). Both
+    words are also the data of the key folded with the number.
+
+    Args:
+        keys: uint32 [..., 2], of a shape that broadcasts to the shape of the numbers.
+        numbers: uint32 [...].
     """
     one, other = _words(keys, numbers)
     return one ^ other
 
 
 def _words(keys: jax.Array, numbers: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """Return both threefry words, uint32 [n], of each number with its key, uint32 [n, 2]."""
-    one, other = threefry2x32_p.bind(keys[:, 0], keys[:, 1], jnp.zeros_like(numbers), numbers)
+    """Return both threefry words of each number with its key; see `bits`."""
+    key = [jnp.broadcast_to(keys[..., i], numbers.shape) for i in (0, 1)]
+    one, other = threefry2x32_p.bind(*key, jnp.zeros_like(numbers), numbers)
     return one, other
 
 
-def uniform(bits: jax.Array) -> jax.Array:
-    """Convert random bits to float32 numbers in [0, 1), as `jax.random.uniform` does."""
-    return jax.lax.bitcast_convert_type((bits >> 9) | np.float32(1).view(np.uint32), np.float32) - np.float32(1)
+def _shaped(kind: str, bits: jax.Array, scale: Any, shift: Any) -> jax.Array:
+    """Return float32 numbers from random bits; see `Request`. `jax.random` gives the same numbers."""
+    one = np.float32(1)
+    fractions = jax.lax.bitcast_convert_type((bits >> 9) | one.view(np.uint32), np.float32) - one
+    if kind == "uniform":
+        return _between(fractions, scale, shift)
+    low, high = (-_EDGE, _EDGE) if kind == "truncated_normal" else (np.nextafter(-one, np.float32(0)), one)
+    values = jax.lax.erf_inv(_between(fractions, high - low, low))
+    if kind == "truncated_normal":
+        most = np.nextafter(np.float32(2), np.float32(0))
+        values = jnp.clip(_ROOT * values, -most, most)
+    return values * scale + shift
 
 
-def between(fractions: jax.Array, low: float | np.floating, high: float | np.floating) -> jax.Array:
-    """Scale float32 numbers in [0, 1) to [low, high)."""
-    bottom, top = np.float32(low), np.float32(high)
-    return jnp.maximum(fractions * (top - bottom) + bottom, bottom)
-
-
-def normal(bits: jax.Array) -> jax.Array:
-    """Convert random bits to standard normal float32 numbers, as `jax.random.normal` does."""
-    return _ROOT * jax.lax.erf_inv(between(uniform(bits), np.nextafter(np.float32(-1), np.float32(0)), 1.0))
-
-
-def truncated_normal(bits: jax.Array) -> jax.Array:
-    """Convert random bits to standard normal float32 numbers in (-2, 2), as `jax.random.truncated_normal` does."""
-    most = np.nextafter(np.float32(2), np.float32(0))
-    return jnp.clip(_ROOT * jax.lax.erf_inv(between(uniform(bits), -_EDGE, _EDGE)), -most, most)
-
-
-_SHAPED = {"uniform": uniform, "normal": normal, "truncated_normal": truncated_normal}
+def _between(fractions: jax.Array, scale: Any, shift: Any) -> jax.Array:
+    """Scale numbers in [0, 1). Rounding never gives less than `shift`."""
+    return jnp.maximum(fractions * scale + shift, shift)

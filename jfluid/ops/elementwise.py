@@ -269,6 +269,11 @@ def magnitude(x: Any) -> Any:
     return x * jax.lax.stop_gradient(jnp.sign(x))
 
 
+def _exponential(x: Array) -> Array:
+    """Return e to the power of x; of integers in float64, and cut to integers."""
+    return jnp.exp(x.astype(jnp.float64)).astype(x.dtype) if jnp.issubdtype(x.dtype, jnp.integer) else jnp.exp(x)
+
+
 def unary(compute: Callable[..., Any]) -> Callable[..., Any]:
     """Give `compute` the signature of an operator X -> Out; JAX's functions have parameters that are no attributes."""
     return lambda x: compute(x)
@@ -283,7 +288,7 @@ _UNARY = {
     "sqrt": jnp.sqrt,
     "rsqrt": jax.lax.rsqrt,
     "square": jnp.square,
-    "exp": jnp.exp,
+    "exp": _exponential,
     "log": jnp.log,
     "log1p": jnp.log1p,
     "abs": magnitude,

@@ -4,6 +4,7 @@ Attributes are 32-bit floats, and Fluid computes `1 - beta` from the rounded val
 the same, because for beta2 = 0.999 the difference is 1e-5 of the second moment.
 """
 
+import functools
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -23,7 +24,27 @@ from jfluid.ops.selected_rows import SelectedRows, densified
 def _update(type_: str, ins: str, state: str, **options: Any) -> Callable[[Function], Function]:
     """Return a decorator that registers an update: output `<slot>Out` overwrites each input slot of `state`."""
     outs = {f"{slot.replace('Accumulator', 'Accum')}Out": slot for slot in state.split()}
-    return op(type_, ins=tuple(ins.split()), outs=tuple(outs), grad=False, inplace=outs, **options)
+    register = op(type_, ins=tuple(ins.split()), outs=tuple(outs), grad=False, inplace=outs, **options)
+    if type_ == "sgd":
+        return register
+
+    def registered(function: Function) -> Function:
+        register(_of_dense(type_, function))
+        return function
+
+    return registered
+
+
+def _of_dense(type_: str, function: Callable[..., Any]) -> Callable[..., Any]:
+    """Return the update, which refuses a parameter of SelectedRows as in Fluid."""
+
+    @functools.wraps(function)
+    def checked(param: Any, *others: Any, **attributes: Any) -> Any:
+        if isinstance(param, SelectedRows):
+            raise errors.UnsupportedError(f"{type_}: a parameter of SelectedRows is updated by sgd alone, as in Fluid")
+        return function(param, *others, **attributes)
+
+    return checked
 
 
 def _single(value: float) -> float:

@@ -37,9 +37,9 @@ def _uniform(key: Array, shape: Sequence[int], dtype: Any, low: float, high: flo
     if low > high:
         raise errors.OpError(f"uniform_random: expected min <= max, found {low} and {high}")
     if isinstance(key, batched_random.Drawn):
-        return batched_random.between(key.values.reshape(shape), low, high)
+        return key.values.reshape(shape)
     if batched_random.is_large(key, shape, np_dtype(dtype)):
-        return batched_random.large("uniform", key, shape, lambda drawn: batched_random.between(drawn, low, high))
+        return batched_random.large(batched_random.uniform(shape, low, high), key).reshape(shape)
     return jax.random.uniform(key, shape, np_dtype(dtype), low, high)
 
 
@@ -96,15 +96,11 @@ def uniform_random_batch_size_like(
 
 def _gaussian(key: Array, shape: Sequence[int], dtype: Any, mean: float, std: float) -> Array:
     dtype = np_dtype(dtype)
-
-    def scaled(drawn: Array) -> Array:
-        return drawn * np.asarray(std, dtype) + np.asarray(mean, dtype)
-
     if isinstance(key, batched_random.Drawn):
-        return scaled(key.values.reshape(shape))
+        return key.values.reshape(shape)
     if batched_random.is_large(key, shape, dtype):
-        return batched_random.large("normal", key, shape, scaled)
-    return scaled(jax.random.normal(key, shape, dtype))
+        return batched_random.large(batched_random.normal(shape, mean, std), key).reshape(shape)
+    return jax.random.normal(key, shape, dtype) * np.asarray(std, dtype) + np.asarray(mean, dtype)
 
 
 @op("gaussian_random", ins=_SHAPE, outs=("Out",), grad=False, rng=True, draws="normal")
@@ -148,16 +144,13 @@ def truncated_gaussian_random(
 ) -> Array:
     """Draw normally distributed numbers within two standard deviations."""
     elements = np_dtype(dtype)
-
-    def scaled(drawn: Array) -> Array:
-        return drawn * np.asarray(std, elements) + np.asarray(mean, elements)
-
     if isinstance(key, batched_random.Drawn):
-        return scaled(key.values.reshape(shape))
+        return key.values.reshape(shape)
     own = key_of(key, seed)
     if batched_random.is_large(own, shape, elements):
-        return batched_random.large("truncated_normal", own, shape, scaled)
-    return scaled(jax.random.truncated_normal(own, -2.0, 2.0, shape, elements))
+        return batched_random.large(batched_random.truncated_normal(shape, mean, std), own).reshape(shape)
+    drawn = jax.random.truncated_normal(own, -2.0, 2.0, shape, elements)
+    return drawn * np.asarray(std, elements) + np.asarray(mean, elements)
 
 
 @op("randint", ins=_SHAPE, outs=("Out",), grad=False, rng=True)

@@ -396,7 +396,7 @@ class _Spec:
         var.lod_level = self.lod_level
         if self.type is not None:
             var.type = self.type
-        elif var.type == VarType.SELECTED_ROWS:
+        elif var.type == VarType.SELECTED_ROWS and not var.persistable:
             var.type = VarType.LOD_TENSOR
 
 

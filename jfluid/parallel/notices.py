@@ -1,4 +1,4 @@
-"""Log lines and warnings of data parallelism, once a process: chosen defaults, and settings without effect."""
+"""Number of XLA's threads, and notices of data parallelism, once a process: defaults, settings without effect."""
 
 import functools
 import logging
@@ -6,7 +6,7 @@ import os
 import warnings
 from typing import Any
 
-from jfluid import environment
+from jfluid import environment, processes
 
 _LOG = logging.getLogger(__name__)
 
@@ -22,6 +22,13 @@ def threads() -> int:
     if hasattr(os, "sched_getaffinity"):  # not on every system
         return len(os.sched_getaffinity(0))
     return os.cpu_count() or 1
+
+
+def bound_threads(execution: Any) -> None:
+    """Limit XLA's threads to `num_threads` of an ExecutionStrategy that a script has chosen, if JAX has not started."""
+    wanted = execution.num_threads
+    if "num_threads" in execution._chosen and 0 < wanted < threads() and not processes.has_started():
+        environment.tell_children("PJRT_NPROC", str(wanted))
 
 
 @functools.cache
@@ -42,8 +49,8 @@ def of_settings(execution: Any, platform: str) -> None:
     if platform == "cpu" and "num_threads" in execution._chosen and 0 < wanted < threads():
         _warn(
             f"ExecutionStrategy.num_threads={wanted}: XLA runs steps on {threads()} threads, which it "
-            f"makes when JAX starts, and a program cannot take fewer. To use {wanted}, start the script "
-            f"with PJRT_NPROC={wanted} in its environment, or on fewer processors (taskset -c)"
+            f"made when JAX started, and a program cannot take fewer. To use {wanted}, call with_data_parallel "
+            f"before the first run of an Executor, or start the script with PJRT_NPROC={wanted} in its environment"
         )
     if "num_iteration_per_drop_scope" in execution._chosen:
         _warn(

@@ -18,7 +18,7 @@ from jfluid.compile.dynamic_shapes.traced import Call
 from jfluid.compile.lower import NOTHING, Known
 from jfluid.compile.plan import Plan
 from jfluid.compile.runtime import executable_cache, padding
-from jfluid.compile.runtime.executables import Entry, Executables, WaitedCall
+from jfluid.compile.runtime.executables import Executables, WaitedCall
 from jfluid.compile.runtime.host import Host
 from jfluid.compile.runtime.options import options
 from jfluid.compile.runtime.placement import Computed, Env, Function, OneDevice, Padder, Placement
@@ -170,7 +170,7 @@ class Replicas(Placement):
         run.__name__ = run.__qualname__ = function.__name__
         return jax.jit(run, donate_argnums=(0,), compiler_options=options(self._devices[0]))
 
-    def executables(self, at: int, fresh: Callable[[], Function], entry: Entry | None = None) -> Call:
+    def executables(self, at: int, fresh: Callable[[], Function], entry: executable_cache.Entry | None = None) -> Call:
         return _Calls(Executables(lambda: self.compiled(at, fresh()), entry), self.sharding)
 
     def entry(

@@ -87,11 +87,11 @@ def join_job() -> None:
 
     role = RoleVariables.from_env()
     alone = len(role.trainer_endpoints) < 2 or role.trainer_id is None
-    if not alone and not role.pserver_endpoints and not role.joined and not _has_started():
+    if not alone and not role.pserver_endpoints and not role.joined and not has_started():
         join(role.trainer_endpoints, role.trainer_id or 0)
 
 
-def _has_started() -> bool:
+def has_started() -> bool:
     """Return True if JAX has its devices, and no process can be joined any more."""
     before = jax.config.jax_num_cpu_devices  # type: ignore[attr-defined]
     try:  # JAX refuses another number once it has started

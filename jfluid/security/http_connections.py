@@ -193,7 +193,7 @@ def configured(
         options: further settings of uvicorn, and two of connections: `head_bytes`, the largest head of a request, or of
             a piece of its body; `half_closed`, True to answer a client that has ended its side after a whole request.
     """
-    bounds = {name: options.pop(name) for name in ("head_bytes", "half_closed") if name in options}
+    bounds: dict[str, Any] = {name: options.pop(name) for name in ("head_bytes", "half_closed") if name in options}
     bounds |= {"most": most, "seconds": seconds, "others": _descriptors()}
     return Config(
         application,

@@ -1,5 +1,7 @@
 """DistributeTranspilerConfig, ServerRuntimeConfig and DistributedMode."""
 
+import functools
+import warnings
 from typing import Any, ClassVar
 
 from jfluid import errors
@@ -22,7 +24,7 @@ class ServerRuntimeConfig:
     """Numbers of threads that serve calls of each kind, as `listen_and_serv` notes each.
 
     Without effect on the serving itself: a server has one pool of threads, and one call carries all
-    variables.
+    variables. A RuntimeWarning says that once for a field that a script changes.
 
     Attributes:
         _rpc_send_thread_num, _rpc_get_thread_num, _rpc_prefetch_thread_num: at least 1; 12, or what
@@ -45,10 +47,22 @@ class ServerRuntimeConfig:
             raise errors.ProgramError(f"ServerRuntimeConfig has no field {name}" + errors.close_to(name, self.FIELDS))
         if isinstance(value, bool) or not str(value).isdecimal() or int(value) < 1:
             raise errors.ProgramError(f"{name}: expected a whole number above 0, found {value!r}")
+        if self.__dict__.get(name, int(value)) != int(value):
+            _tell_of_threads(name)
         self.__dict__[name] = int(value)
 
     def __repr__(self) -> str:
         return f"ServerRuntimeConfig({', '.join(f'{n}={v}' for n, v in self.__dict__.items())})"
+
+
+@functools.cache
+def _tell_of_threads(field: str) -> None:
+    warnings.warn(
+        f"ServerRuntimeConfig.{field}: a server has one pool of threads, a thread for each call of a trainer, and one "
+        "call carries all variables: there is nothing to set. The value is noted in the server's program",
+        RuntimeWarning,
+        stacklevel=3,
+    )
 
 
 class DistributeTranspilerConfig:

@@ -6,6 +6,7 @@ import pytest
 import jfluid as fluid
 from jfluid import layers
 from jfluid.compile.dynamic_shapes.buckets import Buckets
+from jfluid.compile.dynamic_shapes.segment import Segment
 from jfluid.compile.dynamic_shapes.stream import ShapeStream
 from jfluid.compile.dynamic_shapes.traced import Traced
 from jfluid.compile.runtime import executables, library_fusions
@@ -13,15 +14,20 @@ from tests.kept_steps import calls_of, finish, folder
 
 __all__ = ["folder"]
 
-SIZES = [(20, 17), (15, 30), *[tuple(np.random.RandomState(at).randint(3, 40, 2).tolist()) for at in range(24)]]
+SIZES = [(20, 17), (15, 30), *[tuple(np.random.RandomState(at).randint(18, 40, 2).tolist()) for at in range(24)]]
 
 
 @pytest.fixture
 def work(monkeypatch):
-    """The names of what is done for padded steps: a compilation, an interpreted step, a padded trace."""
+    """The names of what is done for steps: a compilation, an interpreted step, a trace at samples, any trace."""
     return calls_of(
         monkeypatch,
-        [(library_fusions, "compiled"), (executables.Executables, "interpret"), (ShapeStream, "_evaluation")],
+        [
+            (library_fusions, "compiled"),
+            (executables.Executables, "interpret"),
+            (Segment, "recorded"),
+            (executables.Executables, "trace"),
+        ],
     )
 
 
@@ -47,7 +53,7 @@ def losses(interpreted, sizes=SIZES):
             finish()
     fluid.set_flags(old)
     (step,) = [s for s in executor.engine._steps.values() if isinstance(s.segments[-1].call, ShapeStream)][-1:]
-    return found, step.segments[-1].call._traced
+    return found, step.segments[-1].call._traces[-1]
 
 
 def test_one_bucket_serves_a_stream(work, monkeypatch):
@@ -84,16 +90,48 @@ def test_a_second_start_runs_in_the_buckets_on_disk(folder, work, monkeypatch):
     monkeypatch.setattr(Traced, "pays", lambda self, waiting: waiting is None)
     expected, _ = losses(True)
     work.clear()
-    found, traced = losses(True)
+    found, _ = losses(True)
     np.testing.assert_allclose(found, expected, rtol=1e-4)
-    assert "compiled" not in work and "interpret" not in work
-    assert traced.tracing == 0.0
+    assert not work  # not even for the first two shapes
+
+
+def buckets_of(sizes):
+    """The buckets of a stream that has chosen one for each batch."""
+    buckets = Buckets(lambda sizes: sizes["a"] * sizes["b"], {"a": 1, "b": 1})
+    for a, b in sizes:
+        buckets.choose({"a": a, "b": b})
+    return buckets
 
 
 def test_a_bucket_for_all_batches_so_far_is_known():
-    buckets = Buckets(lambda sizes: sizes["a"] * sizes["b"], {"a": 1, "b": 1})
-    buckets.choose({"a": 10, "b": 3})
-    buckets.choose({"a": 4, "b": 20})
-    held = buckets.holding_all()
-    assert held["a"] >= 10 and held["b"] >= 20
-    assert buckets.holding_all() == held and held in buckets.holding({"a": 10, "b": 20})
+    need = {"a": 12, "b": 17}
+    buckets = buckets_of([(10, 13), (12, 17), (14, 20)])
+    held = buckets.worth_most(need, [])
+    assert held["a"] >= 14 and held["b"] >= 20
+    assert buckets.worth_most(need, []) == held and held in buckets.holding({"a": 10, "b": 20})
+
+
+def test_few_long_and_many_short_sentences_have_a_bucket_each():
+    short, long = {"a": 64, "b": 8}, {"a": 8, "b": 64}
+    buckets = buckets_of([(64, 8), (8, 64), (60, 7), (7, 61)] * 3)
+    assert buckets.worth_most(short, []) == short
+    assert buckets.worth_most(long, [tuple(short.items())]) == long
+
+
+def test_batches_with_an_executable_do_not_count():
+    buckets = buckets_of([(32, 32)] * 9 + [(8, 8)])
+    wide = {"a": 32, "b": 32}
+    assert buckets.worth_most({"a": 8, "b": 8}, []) == wide
+    assert buckets.worth_most({"a": 8, "b": 8}, [tuple(wide.items())]) == {"a": 8, "b": 8}
+
+
+def test_a_short_last_batch_keeps_the_compiled_buckets(work, monkeypatch):
+    """From the fifth batch on the number of rows varies, too: a symbol more, and traces of their own."""
+    monkeypatch.setattr(Traced, "pays", lambda self, waiting: waiting is None)
+    sizes = [(20, 17), (20, 9), (20, 30), (20, 12), (7, 19), (20, 25), (7, 11), (20, 14)]
+    expected, _ = losses(False, sizes)
+    work.clear()
+    found, last = losses(True, sizes)
+    np.testing.assert_allclose(found, expected, rtol=1e-4)
+    assert len(last.symbols.names) == 2 and len(last.compiled) == 1
+    assert work.count("compiled") <= 3  # the startup program, and a bucket for each number of rows

@@ -50,7 +50,7 @@ def compiled():
     """How many steps were compiled for exact shapes, and for buckets."""
     pending = graph_on(fluid.CPUPlace().device())
     streams = [stream for _, stream in pending._streams._streams.values()]
-    return pending.compiled, sum(len(s._traced.executables) for s in streams if s._traced)
+    return pending.compiled, sum(len(t.executables) for s in streams for t in s._traces)
 
 
 def trained(padded):

@@ -84,7 +84,7 @@ def test_interpreted_steps_give_the_losses_of_buckets_and_trace_nothing(interpre
     with fluid.scope_guard(fluid.Scope()), fluid.program_guard(fluid.Program(), fluid.Program()):
         found, exe = losses(sizes)
     (*_, step) = exe.engine._steps.values()
-    stream = step.segments[-1].call._traced
+    stream = step.segments[-1].call._traces[-1]
     assert stream.interprets and not stream.compiled and not beside._one_at_a_time.locked()
     assert not any("padded" in str(more.get("fun_name")) for more in traces)
     fluid.set_flags({"FLAGS_interpret_first_steps": False})

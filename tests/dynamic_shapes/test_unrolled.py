@@ -162,7 +162,7 @@ def check(step, lengths=LENGTHS):
     assert len(new) == 1, [s._refused for s in new]
     assert not new[0]._refused
     assert compiled <= 1
-    assert 1 <= len(new[0]._traced.executables) <= 3
+    assert 1 <= len(new[0]._traces[-1].executables) <= 3
     expected, _ = trained(step, lengths, False)
     for a, b in zip(found, expected, strict=True):
         np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-5)
@@ -175,7 +175,7 @@ def check(step, lengths=LENGTHS):
         both_directions,
         Joined("slice", "stack", 1, 0.3, False),
         Joined("unstack", "concat", 1, 0.0, True),
-        Joined("split", "stack", 0, 0.0, True),
+        pytest.param(Joined("split", "stack", 0, 0.0, True), marks=pytest.mark.nightly),
     ],
     ids=["language_model", "both_directions", "slice_stack", "unstack_concat", "split_stack"],
 )

@@ -66,11 +66,17 @@ def test_the_page_says_how_long_the_files_are():
 
 @pytest.mark.process
 @pytest.mark.slow
-def test_it_trains_from_given_parameters_and_with_servers(clicks):
+def test_it_trains_from_given_parameters(clicks):
     mended(clicks)
     begun = run("run", "train.py", "--steps", 60, "--save-init", "begin", folder=clicks)
     again = run("run", "train.py", "--steps", 60, "--init", "begin", folder=clicks)
     assert again == begun and len(begun) == 3 and begun[0] > 0.68 and begun[1] < 0.64
+
+
+@pytest.mark.process
+@pytest.mark.nightly  # test_demo.py trains with servers before each change
+def test_it_trains_with_servers(clicks):
+    mended(clicks)
     script = (PROJECT / "train_servers.py").read_text().replace("300", "60").replace("299", "59")
     (clicks / "train_servers.py").write_text(script)
     shared = run("launch", "--servers", 2, "--trainers", 2, "train_servers.py", folder=clicks)

@@ -37,6 +37,7 @@ from jfluid.incubate.fleet.parameter_server.distribute_transpiler.distributed_st
 
 import jfluid as fluid
 from jfluid import errors, flags
+from jfluid.transpiler import config as config_module
 from tests.parity.fleet import _environment
 from tests.parity.fleet_parameter_server import (
     CASES,
@@ -93,6 +94,7 @@ def of_job(role=Role.WORKER, index=0, strategy=None, optimizer=None, wait_port=F
 # ---- as Fluid ------------------------------------------------------------------------------------
 
 
+@pytest.mark.filterwarnings("ignore:ServerRuntimeConfig:RuntimeWarning")
 @pytest.mark.parametrize("case", CASES)
 def test_equals_fluids(case, calls):
     with warnings.catch_warnings():
@@ -293,6 +295,13 @@ def test_wrong_fields_of_configurations(monkeypatch):
         config.runtime_configs["rpc_dedline"] = 5
     with pytest.raises(errors.ProgramError, match="no field send_thread_num"):
         ServerRuntimeConfig().send_thread_num = 3
+    server = ServerRuntimeConfig()
+    server._rpc_get_thread_num = 12  # as it is
+    config_module._tell_of_threads.cache_clear()
+    with pytest.warns(RuntimeWarning, match="_rpc_get_thread_num: a server has one pool of threads, .* nothing to set"):
+        server._rpc_get_thread_num = 7
+    assert server._rpc_get_thread_num == 7
+    server._rpc_get_thread_num = 8  # told once
     assert repr(ServerRuntimeConfig()).startswith("ServerRuntimeConfig(_rpc_send_thread_num=12, ")
     monkeypatch.setenv("FLAGS_communicator_send_queue_size", "many")
     with pytest.raises(errors.ProgramError, match="FLAGS_communicator_send_queue_size: expected int, found 'many'"):

@@ -47,7 +47,7 @@ BLOCK = specs.BlockSpec(name="w", shape=(2, 3), optimizer=specs.Adam(learning_ra
 VARIABLE = pb.StateVariable(name="v", dtype="float32", shape=[2], value=bytes(8))
 SHAPES = [((4, 3), (4, 1)), ((5, 3), (5, 1)), ((6, 3), (6, 1))]
 TRACED = TracedHistory(3, 0, BucketsHistory([{"n0": 8}], [({"n0": 7}, 2)], 0.5), [({"n0": 8}, SHAPES[2])])
-STREAM = StreamHistory(SHAPES, [(SHAPES[0],)], TRACED, 1, "", 0, True)
+STREAM = StreamHistory(SHAPES, [(SHAPES[0],)], [TRACED], 1, "", 0, True)
 SIZES = {"step": StepHistory([[{"slot": Size(16, (4,), (8,))}]], {"0 of 1": STREAM})}
 STATE = pb.TrainerState(
     round=3,

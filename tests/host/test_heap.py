@@ -5,6 +5,7 @@ import platform
 import resource
 import subprocess
 import sys
+import threading
 import types
 from pathlib import Path
 
@@ -86,6 +87,72 @@ def test_what_is_free_between_blocks_goes_back_to_the_system(monkeypatch):
     assert resident()
     heap.give_back()
     assert not resident()
+
+
+# Resident KiB of the code of XLA's library before and after, and whether XLA still compiles.
+CODE = """
+import jax
+from jfluid.host import heap
+
+def resident():
+    found, inside = 0, False
+    for line in open("/proc/self/smaps"):
+        words = line.split()
+        if not words[0].endswith(":"):
+            inside = words[1] == "r-xp" and words[-1].endswith("/libjax_common.so")
+        elif inside and words[0] == "Rss:":
+            found += int(words[1])
+    return found
+
+jax.jit(lambda x: x @ x + 1)(jax.numpy.ones((4, 4)))
+before = resident()
+heap.give_back_code()
+print(before, resident())
+assert jax.jit(lambda x: x @ x + 2)(jax.numpy.ones((4, 4)))[0, 0] == 6
+"""
+
+
+@pytest.mark.process
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="Linux tells the resident pages")
+def test_the_code_of_compilers_leaves_the_resident_memory_and_runs_again():
+    found = subprocess.run([sys.executable, "-c", CODE], capture_output=True, text=True, check=True)
+    before, after = map(int, found.stdout.split())
+    assert after < before // 2
+
+
+def test_code_that_a_debugger_has_changed_stays(monkeypatch, tmp_path):
+    maps = tmp_path / "smaps"
+    lines = []
+    places = [
+        ("1000-3000 r-xp 00000000 08:01 5 /lib/libjax_common.so", 0),
+        ("3000-4000 r--p 00000000 08:01 5 /lib/libjax_common.so", 0),
+        ("5000-6000 r-xp 00000000 08:01 6 /lib/libllvmlite.so", 4),
+        ("6000-7000 r-xp 00000000 08:01 7 /lib/libc.so.6", 0),
+        ("8000-9000 rw-p 00000000 00:00 0", 0),
+    ]
+    for place, private in places:
+        lines += [place, "Rss:  4 kB", f"Anonymous:  {private} kB", "VmFlags: rd ex mr"]
+    maps.write_text("\n".join(lines) + "\n")
+    monkeypatch.setattr(heap, "_SMAPS", str(maps))
+    assert heap._code_of_compilers() == [(0x1000, 0x2000)]
+
+
+@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="the options are glibc's")
+def test_free_memory_goes_back_while_a_compilation_runs(monkeypatch):
+    given, trimmed = [], threading.Event()
+    library = types.SimpleNamespace(malloc_trim=lambda pad: given.append(pad) or trimmed.set())
+    monkeypatch.setattr(heap, "_allocator", lambda: library)
+    monkeypatch.setattr(heap, "_BETWEEN", 0.001)
+    with heap.kept_small():
+        assert trimmed.wait(60)
+    assert set(given) == {0}
+    assert "jfluid-trim" not in {thread.name for thread in threading.enumerate()}
+
+
+def test_a_compilation_without_a_return_of_memory_still_runs(monkeypatch):
+    monkeypatch.setattr(heap, "_allocator", types.SimpleNamespace)  # another C library
+    with heap.kept_small():
+        assert "jfluid-trim" not in {thread.name for thread in threading.enumerate()}
 
 
 # Whether the heap that a small block is taken from may be of huge pages.

@@ -17,19 +17,15 @@ pytestmark = [
     ),
 ]
 TESTS = Path(__file__).parents[1]
-# tests of files, and which
-OF = {
-    "compile/rewrites/test_direct_convolution.py": "of_the_library or of_images or leave_other_shapes",
-    "machine_code/test_direct_loops.py": "(an_lstm or a_gru) and ragged or activations",
-}
+FILES = ["compile/rewrites/test_direct_convolution.py", "machine_code/test_direct_loops.py"]
+CHOSEN = "of_the_library or of_images or leave_other_shapes or (an_lstm or a_gru) and ragged or activations"
 
 
-@pytest.mark.parametrize("file", OF)
-def test_code_for_vectors_of_256_bits_passes_the_tests_of_numbers(file):
+def test_code_for_vectors_of_256_bits_passes_the_tests_of_numbers():
     flags = f"{os.environ.get('XLA_FLAGS', '')} --xla_cpu_max_isa=AVX2"
-    tests = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-k", OF[file]]
+    tests = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-k", CHOSEN]
     found = subprocess.run(
-        [*tests, TESTS / file],
+        [*tests, *(TESTS / file for file in FILES)],
         env={**os.environ, "XLA_FLAGS": flags.strip(), "JFLUID_RENEW": ""},
         capture_output=True,
         text=True,

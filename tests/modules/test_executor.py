@@ -200,16 +200,15 @@ def scaled(x, feed):
     return fluid.Executor(fluid.CPUPlace()).run(feed={x.name: feed}, fetch_list=[out])[0]
 
 
-@pytest.mark.parametrize("dtype", ["float64", "float16", "int32", "uint8"])
-def test_numbers_of_another_dtype_are_converted_for_layers_data(dtype, caplog):
-    x = fluid.layers.data("x_" + dtype, [2])
-    feed = np.array([[1, 2], [3, 4]], dtype)
+def test_float16_is_converted_for_layers_data(caplog):
+    x = fluid.layers.data("x_float16", [2])
+    feed = np.array([[1, 2], [3, 4]], "float16")
     for _ in range(2):
         got = scaled(x, feed)
         np.testing.assert_array_equal(got, np.array([[0.5, 1], [1.5, 2]], "float32"))
         assert got.dtype == np.float32
     assert [m for m in caplog.messages if x.name in m] == [
-        f"feed {x.name}: {dtype} is converted to the declared float32 in every run; feed float32"
+        "feed x_float16: float16 is converted to the declared float32 in every run; feed float32"
     ]
 
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from jax import lax
 
-from jfluid.compile.numpy_steps import beside, interpreter
+from jfluid.compile.numpy_steps import beside, interpreter, sums
 from jfluid.compile.numpy_steps.interpreter import Listing, NoRule
 
 FLOATS, INTEGERS = ("float32", "float64"), ("int8", "int32", "int64", "uint8", "uint32", "uint64")
@@ -103,6 +103,22 @@ def convolution(padding, *strides):
     return lambda x, w: lax.conv_general_dilated(x, w, strides or (1, 1), [(padding, padding)] * 2)
 
 
+@pytest.mark.parametrize("copied", [1, 200, 1 << 17], ids=["a row", "some rows", "all rows"])
+@pytest.mark.parametrize(
+    ("groups", "strides", "holes"), [(1, (1, 1), (1, 1)), (2, (2, 1), (1, 2)), (1, (3, 2), (1, 1))]
+)
+def test_windows_of_images_are_copied_by_rows(copied, groups, strides, holes, monkeypatch):
+    def function(x, w):
+        kwargs = {"rhs_dilation": holes, "feature_group_count": groups}
+        return lax.conv_general_dilated(x, w, strides, [(1, 2), (0, 1)], **kwargs)
+
+    monkeypatch.setattr(sums, "_COPIED", copied)
+    random = np.random.RandomState(0)
+    given = [random.randn(*shape).astype("float32") for shape in ((3, 4, 11, 9), (6, 4 // groups, 3, 2))]
+    (found,) = beside.interpreted(Listing(jax.make_jaxpr(function)(*given)), given, jax.devices("cpu")[0])
+    np.testing.assert_allclose(found, jax.jit(function)(*given), rtol=1e-5, atol=1e-5)
+
+
 def refused(function, *shapes, match="bytes of intermediate results"):
     """Run a function by NumPy, which refuses before it makes an array of the size."""
     arrays = [np.zeros(shape, "float32") for shape in shapes]
@@ -115,10 +131,11 @@ def refused(function, *shapes, match="bytes of intermediate results"):
     ("function", "shapes"),
     [
         (convolution(0), [(1, 1, 1100, 1100), (1, 1, 1000, 1000)]),
+        (convolution(0), [(1, 300, 1100, 1100), (1, 300, 100, 100)]),
         (convolution(20_000, 20_000, 20_000), [(1, 1, 2, 2), (1, 1, 2, 2)]),
         (pooled(lax.add, 0.0, 20_000, 20_000, [(0, 0), *[(19_999, 19_999)] * 2]), [(1, 2, 2)]),
     ],
-    ids=["windows of a convolution", "padding of a convolution", "padding of windows"],
+    ids=["windows of a convolution", "a row of its windows", "padding of a convolution", "padding of windows"],
 )
 def test_temporary_arrays_are_bounded(function, shapes, nested):
     """A small model cannot make the interpreter hold more than its bound: such a step waits for XLA."""

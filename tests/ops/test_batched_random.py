@@ -11,19 +11,30 @@ SIZES = [5, 1, 70_000, 300_000]
 
 
 @pytest.mark.parametrize(
-    ("kind", "one"),
+    ("make", "one"),
     [
-        ("uniform", jax.random.uniform),
-        ("normal", jax.random.normal),
-        ("truncated_normal", lambda key, shape: jax.random.truncated_normal(key, -2.0, 2.0, shape)),
+        (batched_random.uniform, lambda key, shape, a, b: jax.random.uniform(key, shape, minval=a, maxval=b)),
+        (batched_random.normal, lambda key, shape, a, b: jax.random.normal(key, shape) * b + a),
+        (
+            batched_random.truncated_normal,
+            lambda key, shape, a, b: jax.random.truncated_normal(key, -2.0, 2.0, shape) * b + a,
+        ),
     ],
 )
-def test_numbers_are_those_of_jax(kind, one):
+def test_numbers_are_those_of_jax(make, one):
     keys = jax.random.split(jax.random.key(3), len(SIZES))
-    found = batched_random.standard([kind] * len(SIZES), jax.random.key_data(keys), SIZES)
-    for drawn, key, size in zip(found, keys, SIZES, strict=True):
+    requests = [make([size], -i, i + 0.5) for i, size in enumerate(SIZES)]
+    found = batched_random.drawn(requests, jax.random.key_data(keys))
+    for i, (drawn, key, size) in enumerate(zip(found, keys, SIZES, strict=True)):
         assert drawn.values.dtype == np.float32 and drawn.values.shape == (size,)
-        np.testing.assert_allclose(drawn.values, one(key, (size,)), rtol=2e-5, atol=1e-6)
+        np.testing.assert_allclose(drawn.values, one(key, (size,), -i, i + 0.5), rtol=2e-5, atol=1e-6 * (i + 1))
+
+
+def test_requests_are_divided_by_kind_and_by_size():
+    requests = {at: batched_random.normal([size], 0, 1) for at, size in enumerate([5, 3, 2, 9])}
+    requests[4], requests[7] = (batched_random.uniform([size], 0, 1) for size in (4, 4))
+    assert batched_random.batches(requests, 9) == [[0, 1], [2], [3], [4, 7]]
+    assert batched_random.batches({}, 9) == []
 
 
 @pytest.mark.parametrize(
@@ -62,21 +73,20 @@ def test_bits_are_those_of_jax():
     ("attrs", "size"),
     [
         ({"shape": [3, 4], "dtype": 5}, 12),
-        ({"shape": [3, 4], "dtype": 6}, 0),
-        ({"shape": []}, 0),
-        ({"shape": [-1, 4]}, 0),
-        ({"shape": [batched_random.MOST]}, batched_random.MOST),
-        ({"shape": [batched_random.MOST + 1]}, 0),
+        ({"shape": [3, 4], "dtype": 6}, None),
+        ({"shape": [], "dtype": 5}, None),
+        ({"shape": [-1, 4], "dtype": 5}, None),
     ],
 )
 def test_what_can_be_drawn_with_others(attrs, size):
-    assert batched_random.size(attrs) == size
+    found = batched_random.request("normal", attrs | {"mean": 1.0, "std": 2.0})
+    assert (found and found.size) == size
 
 
 def _startup(monkeypatch, names, most=None):
     """The values of parameters with these initializers."""
     if most is not None:
-        monkeypatch.setattr(batched_random, "MOST", most)
+        monkeypatch.setattr(batched_random, "MOST_ON_CPUS", most)
     new = fluid.initializer
     kinds = {
         "u": new.Uniform(-3, 5),
@@ -100,7 +110,7 @@ def test_parameters_do_not_depend_on_what_is_drawn_with_them(monkeypatch):
     together = _startup(monkeypatch, names)
     for most in (0, 250):
         for name, value in _startup(monkeypatch, names, most).items():
-            np.testing.assert_allclose(value, together[name], rtol=1e-5, atol=1e-5)
+            np.testing.assert_allclose(value, together[name], rtol=1e-6, atol=1e-6)
     np.testing.assert_array_equal(together["s1"].ravel(), together["z1"].ravel()[: together["s1"].size])
     assert together["u1"].min() >= -3 and together["u1"].max() < 5 and np.ptp(together["u1"]) > 6
     assert 10 < abs(together["t1"] - 2).max() < 14

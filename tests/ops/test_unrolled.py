@@ -2,6 +2,7 @@
 
 import ast
 import re
+import time
 from pathlib import Path
 
 import jax
@@ -277,3 +278,17 @@ def test_an_array_is_not_written_far_behind_its_end(at):
     length = fluid.layers.array_length(array)
     with pytest.raises(errors.OpError, match="expected an index from 0 to 1024"):
         fluid.Executor(fluid.CPUPlace()).run(fetch_list=[length])
+
+
+@pytest.mark.parametrize("sizes, ratios", [(3000, 3000), (1, 2000), (40_000, 1)])
+def test_boxes_are_counted_before_they_are_made(sizes, ratios):
+    with fluid.program_guard(fluid.Program(), fluid.Program()):
+        x = fluid.data("x", [1, 1, 4, 4])
+        numbers = [1.0 + n for n in range(sizes)], [1.0 + n for n in range(ratios)]
+        before = time.process_time()
+        with pytest.raises(errors.ShapeError, match=r"number of (boxes of a cell|aspect_ratios) is \d+"):
+            fluid.layers.prior_box(x, x, min_sizes=numbers[0], aspect_ratios=numbers[1])
+        if sizes * ratios > 1 << 14:
+            with pytest.raises(errors.ShapeError, match=r"number of boxes of a cell is \d+, expected at most"):
+                fluid.layers.anchor_generator(x, anchor_sizes=numbers[0], aspect_ratios=numbers[1], stride=[1.0, 1.0])
+        assert time.process_time() - before < 5

@@ -186,6 +186,6 @@ def test_a_trainer_joins_the_job_before_jax_starts(monkeypatch, variables, joins
     jax.devices()
     processes.join_job()  # JAX has started: it is too late to join
     assert calls == []
-    monkeypatch.setattr(processes, "_has_started", lambda: False)
+    monkeypatch.setattr(processes, "has_started", lambda: False)
     processes.join_job()
     assert calls == [1] * joins

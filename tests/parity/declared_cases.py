@@ -89,6 +89,52 @@ SLICED = [
 ]
 IMAGE = _r(1, 2, 4, 4)
 
+
+def _recurrent():
+    """Recurrent operators with all states declared, and the gradients of all inputs.
+
+    In the gradients of Weight, H0 and C0 of LSTMs, Fluid counts states of empty sequences, so these are left out.
+    """
+    random, hidden, projected = np.random.RandomState(1), 3, 2
+
+    def values(*shape):
+        return random.uniform(-1, 1, shape).astype(F)
+
+    for lengths in ([[1, 2, 3]], [[0, 2, 0, 3, 1]]):
+        count, end = len(lengths[0]), "_%d" % len(lengths[0])
+        for reverse in (False, True):
+            name = end + ("_reverse" if reverse else "")
+            for op, gates, attrs in (
+                ("gru", 3, {"origin_mode": reverse}),
+                ("lstm", 4, {"use_peepholes": reverse}),
+                ("lstmp", 4, {"use_peepholes": reverse, "proj_activation": "tanh"}),
+            ):
+                out = projected if op == "lstmp" else hidden
+                inputs = {
+                    "Input": Rows(values(6, gates * hidden), lengths),
+                    "Weight": values(out, gates * hidden),
+                    "Bias": values(1, (7 if gates == 4 and reverse else gates) * hidden),
+                    "H0": values(count, out),
+                }
+                batched = ["BatchGate", "BatchResetHiddenPrev", "BatchHidden"]
+                outputs = ["Hidden"]
+                if op != "gru":
+                    inputs["C0"] = values(count, hidden)
+                    batched, outputs = ["BatchGate", "BatchCellPreAct"], ["Hidden", "Cell"]
+                if op == "lstmp":
+                    inputs["ProjWeight"] = values(hidden, projected)
+                    batched, outputs = batched + ["BatchHidden"], ["Projection", "Cell"]
+                yield Case(
+                    op + name,
+                    op,
+                    inputs,
+                    dict.fromkeys(outputs + batched, F),
+                    dict(attrs, is_reverse=reverse),
+                    sorted(set(inputs) - ({"Weight", "H0", "C0"} if 0 in lengths[0] and op != "gru" else set())),
+                    hidden=batched,
+                )
+
+
 CASES = [
     *_fused(),
     *SLICED,
@@ -305,4 +351,5 @@ CASES = [
             "data_layout": "NHWC",
         },
     ),
+    *_recurrent(),
 ]

@@ -65,6 +65,7 @@ def test_a_net_rounds_as_little_as_in_fluid(kernels, net):
     assert found["loss"] <= max(2 * EPSILON, 2 * golden["loss"])  # a loss is one number: two bits
 
 
+@pytest.mark.nightly  # of the nets, not of the rewrites, which the test above holds
 @pytest.mark.parametrize("rewrite", [image_convolution, image_layout, matmul_dispatch], ids=lambda m: m.__name__[23:])
 def test_the_nets_reach_each_function_of_a_rewrite(rewrite, reached):
     functions = {n.name for n in ast.walk(ast.parse(inspect.getsource(rewrite))) if isinstance(n, ast.FunctionDef)}

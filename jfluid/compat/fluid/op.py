@@ -10,13 +10,12 @@ from jfluid import errors
 from jfluid.compat.fluid.framework import OpProtoHolder, get_all_op_protos
 from jfluid.compile import trace
 from jfluid.compile.plan import Segment
-from jfluid.compile.runtime import padding
+from jfluid.compile.runtime import padding, scope_rows
 from jfluid.compile.runtime.host import Host
 from jfluid.ir.operator import Operator as ProgramOperator
 from jfluid.ir.program import Program
 from jfluid.lod_tensor import LoDTensor, LoDTensorArray, SelectedRows
 from jfluid.ops import registry
-from jfluid.ops import selected_rows as ops_rows
 from jfluid.scope import Scope
 
 __all__ = ["Operator", "get_all_op_protos"]
@@ -101,10 +100,7 @@ class Operator:
                 trace.lower(items, env, key)
         for name in self._op.output_arg_names:
             if name in env:
-                _write(scope, name, padding.trimmed(env[name]), self._op.type in _FILL_ROWS)
-
-
-_FILL_ROWS = ("fill_constant", "uniform_random")
+                _write(scope, name, padding.trimmed(env[name]), self._op.type)
 
 
 def _fresh_bits() -> np.ndarray:
@@ -122,35 +118,23 @@ def _value(scope: Scope, name: str) -> Any:
     if var is None:
         raise errors.UninitializedError(f"variable {name}: the scope has none of this name")
     if var.holds_selected_rows():
-        rows = var.get_selected_rows()
-        rows.check(name)
-        return ops_rows.SelectedRows(np.asarray(rows.rows(), np.int64), np.asarray(rows.get_tensor()), rows.height())
+        return scope_rows.read(var)
     tensor = var.get_tensor()
     if not tensor._is_initialized():
         raise errors.UninitializedError(f"variable {name}: the scope has no value of it")
     return padding.padded(tensor) if tensor.lod() else np.asarray(tensor)
 
 
-def _write(scope: Scope, name: str, value: Any, fills_rows: bool) -> None:
-    """Store an output of an operator in a variable of the scope, or of an enclosing scope.
-
-    Args:
-        fills_rows: whether it gives values of the rows of a variable that holds SelectedRows.
-    """
+def _write(scope: Scope, name: str, value: Any, op_type: str) -> None:
+    """Store an output of an operator in a variable of the scope, or of an enclosing scope."""
     var = scope.find_var(name) or scope.var(name)
-    if isinstance(value, SelectedRows):
-        found = var.get_selected_rows()
-        found.set_rows(value.rows())
-        found.set_height(value.height())
-        found.get_tensor().set(np.asarray(value.get_tensor()))
+    if isinstance(value, SelectedRows) or (op_type in scope_rows.FILL and var.holds_selected_rows()):
+        scope_rows.write(var, value, op_type)
         return
     if isinstance(value, LoDTensorArray):
         raise errors.UnsupportedError(
             f"variable {name}: arrays of tensors are not kept in scopes: build a Program and run it"
         )
-    if fills_rows and var.holds_selected_rows():
-        var.get_selected_rows().get_tensor().set(np.asarray(value))
-        return
     tensor = var.get_tensor()
     tensor.set(np.asarray(value))
     tensor.set_lod(value.lod() if isinstance(value, LoDTensor) else [])

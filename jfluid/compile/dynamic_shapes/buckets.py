@@ -2,16 +2,17 @@
 
 import itertools
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from types import MappingProxyType
 
 from jfluid.compile.dynamic_shapes.history import BucketsHistory, Sizes
 from jfluid.compile.runtime.padding import ladder
 
-_MOST = 9
+_MOST = 9  # buckets of a stream
 _COARSE, _FINE = 2, 4  # sizes of an octave
 # Padded steps whose work is wasted until a finer bucket is compiled: compiling takes about as long.
 _PATIENCE = 16
+_INTERPRETED = 4.0  # time of an interpreted step, in times of a compiled step of the same sizes
 _MOST_FORMS = 64  # sizes that are counted; pairs of these are candidates while there are few
 _FEW_FORMS = 24
 
@@ -29,6 +30,7 @@ class Buckets:
         work: returns the number of elements of the feeds at given sizes.
         unit: a divisor of each size.
         said: sizes that the user has given, the smallest first; a batch gets the smallest size that holds it.
+        others: returns the number of the stream's buckets for other symbols.
     """
 
     def __init__(
@@ -36,12 +38,22 @@ class Buckets:
         work: Callable[[Mapping[str, int]], int],
         unit: Mapping[str, int],
         said: Mapping[str, Sequence[int]] = MappingProxyType({}),
+        others: Callable[[], int] = int,
     ):
         self._work, self._unit = work, unit
         self._said = {n: [-(-s // unit[n]) * unit[n] for s in own] for n, own in said.items()}
         self._known: list[Sizes] = []
+        self._others = others
         self._came: Counter[Form] = Counter()  # batches by their fine sizes
         self._wasted = 0.0  # in steps
+
+    def __len__(self) -> int:
+        return len(self._known)
+
+    @property
+    def _are_all(self) -> bool:
+        """True if the stream has as many buckets as it may have."""
+        return len(self) + self._others() >= _MOST
 
     def history(self) -> BucketsHistory:
         """Return what further choices follow from."""
@@ -61,7 +73,7 @@ class Buckets:
         if best is None:
             return self._add(need)
         self._wasted += max(1 - self._work(fine) / max(self._work(best), 1), 0.0)
-        if self._wasted < _PATIENCE or len(self._known) >= _MOST:
+        if self._wasted < _PATIENCE or self._are_all:
             return best
         self._wasted = 0.0
         finer = max(self._candidates(), key=self._saved)
@@ -69,10 +81,31 @@ class Buckets:
             self._known.append(finer)
         return self._best(need) or best
 
-    def holding_all(self) -> Sizes:
-        """Return the bucket that holds all batches so far, which is known from now on."""
-        largest = {n: max(dict(form)[n] for form in self._came) for n, _ in next(iter(self._came))}
-        return self.know(self._rounded(largest, _COARSE))
+    def worth_most(self, need: Mapping[str, int], compiled: Collection[Form]) -> Sizes:
+        """Return the bucket for a batch whose compilation saves most for all batches so far; it is known from now on.
+
+        A bucket for all batches saves most, unless padding takes longer than the interpreter: batches of a few long or
+        many short sentences have little room in common.
+
+        Args:
+            compiled: buckets that are compiled, or begun to be compiled. Further batches are interpreted.
+        """
+        there = [dict(form) for form in compiled]
+        costs = list[tuple[Sizes, int, float]]()
+        for form, count in self._came.items():
+            own = dict(form)
+            least = [self._work(b) for b in there if self._fits(own, b)]
+            costs.append((own, count, min([_INTERPRETED * self._work(own), *least])))
+
+        def saved(sizes: Sizes) -> float:
+            work = self._work(sizes)
+            return sum(n * (cost - work) for own, n, cost in costs if cost > work and self._fits(own, sizes))
+
+        every = {n: max(own[n] for own, _, _ in costs) for n in need}
+        given = {n: self._given(n, size) or size for n, size in need.items()}
+        rounded = [self._rounded(sizes, _COARSE) for sizes in (every, given, *self._candidates())]
+        once = [dict(form) for form in dict.fromkeys(tuple(sizes.items()) for sizes in rounded)]
+        return self.know(max((sizes for sizes in once if self._fits(given, sizes)), key=saved))
 
     def know(self, sizes: Sizes) -> Sizes:
         """Add a bucket, unless it is known; return the bucket."""
@@ -99,7 +132,7 @@ class Buckets:
 
     def _add(self, need: Mapping[str, int]) -> Sizes:
         sizes = self._rounded(need, _COARSE)
-        if len(self._known) >= _MOST:  # the last bucket: it holds all that came, and more
+        if self._are_all:  # the last bucket: it holds all that came, and more
             sizes = self._rounded({n: max([s, *(b[n] for b in self._known)]) for n, s in need.items()}, 1)
         self._known.append(sizes)
         return sizes

@@ -41,12 +41,14 @@ class TracedHistory:
         range: number of the range of sizes (see `feed_symbols.ranges`).
         buckets: history of the buckets.
         witnesses: sizes of each bucket that has run, with the shapes of its first batch.
+        tracing: seconds of the traces; 0 where steps wait for their compilation.
     """
 
     observed: int
     range: int
     buckets: BucketsHistory
     witnesses: list[tuple[Sizes, Shapes]]
+    tracing: float = 0.0
 
     def samples(self, observed: list[Shapes]) -> tuple[FeedSymbols, Mapping[str, int], Mapping[str, int]]:
         """Return the symbols of the segment, and the range of sizes in which the segment is traced."""
@@ -54,6 +56,21 @@ class TracedHistory:
         if symbols is None:
             raise NoRule("too few shapes for symbols")
         return symbols, *list(ranges(symbols))[self.range]
+
+    def sizes(self) -> list[Sizes]:
+        """Return the sizes of the buckets, and of the batches that the choice of buckets counts."""
+        return [*self.buckets.known, *(sizes for sizes, _ in self.buckets.came), *(b for b, _ in self.witnesses)]
+
+    def check(self, observed: list[Shapes]) -> None:
+        """Raise ValueError for values that no traced segment of a stream with these observed shapes has."""
+        try:
+            symbols = Sampled(*self.samples(observed)).symbols
+        except (NoRule, IndexError) as error:
+            raise ValueError(f"the shapes do not have the symbols of a trace: {error}") from None
+        if not all(set(sizes) == set(symbols.names) for sizes in self.sizes()):
+            raise ValueError("a bucket has no size for a symbol, or too many sizes")
+        if any(symbols.sizes(own) is None for _, own in self.witnesses):
+            raise ValueError("a batch contradicts the symbols of its bucket")
 
 
 @dataclass(slots=True)
@@ -63,7 +80,7 @@ class StreamHistory:
     Attributes:
         observed: shapes of the batches from which symbols follow.
         exact: shapes of the batches that run without padding.
-        traced: history of the traced segment; None without any.
+        traced: histories of the traced segments, the oldest first.
         traced_times: number of tries to trace the segment.
         refused: reason for exact shapes; empty without any.
         refused_times: number of tries in vain.
@@ -72,28 +89,28 @@ class StreamHistory:
 
     observed: list[Shapes]
     exact: list[Batch]
-    traced: TracedHistory | None
+    traced: list[TracedHistory]
     traced_times: int
     refused: str
     refused_times: int
     pads: bool
 
+    def holds(self, batch: Batch) -> bool:
+        """Return True if a traced segment holds for a batch."""
+        if len(self.observed[0]) != len(batch[0]):
+            return False
+        traced = [Sampled(*own.samples(self.observed)) for own in self.traced]
+        return any(all(one.sizes(own) is not None for own in batch) for one in traced)
+
     def check(self) -> None:
         """Raise ValueError for values that no stream has."""
-        traced = self.traced
-        buckets = [] if traced is None else [*traced.buckets.known, *(sizes for sizes, _ in traced.buckets.came)]
-        shapes = [*self.observed, *itertools.chain(*self.exact), *(s for _, s in (traced.witnesses if traced else ()))]
+        buckets = [b for own in self.traced for b in own.sizes()]
+        witnesses = [shapes for own in self.traced for _, shapes in own.witnesses]
+        shapes = [*self.observed, *itertools.chain(*self.exact), *witnesses]
         sizes = [size for own in shapes for shape in own for size in shape] + [s for b in buckets for s in b.values()]
         if not all(0 <= size < _MOST_SIZE for size in sizes):
             raise ValueError("a size is negative or too large")
         if len(set(map(len, shapes))) > 1:
             raise ValueError("batches have different numbers of feeds")
-        if traced is not None:
-            try:
-                symbols = Sampled(*traced.samples(self.observed)).symbols
-            except (NoRule, IndexError) as error:
-                raise ValueError(f"the shapes do not have the symbols of a trace: {error}") from None
-            if not all(set(b) == set(symbols.names) for b in [*buckets, *(b for b, _ in traced.witnesses)]):
-                raise ValueError("a bucket has no size for a symbol, or too many sizes")
-            if any(symbols.sizes(own) is None for _, own in traced.witnesses):
-                raise ValueError("a batch contradicts the symbols of its bucket")
+        for traced in self.traced:
+            traced.check(self.observed)

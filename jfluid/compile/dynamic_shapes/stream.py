@@ -8,7 +8,8 @@ masked. A segment that cannot be padded is compiled for each shape, and warns on
 import time
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, Protocol
+from dataclasses import replace
+from typing import Any, NamedTuple, Protocol
 
 import jax
 import numpy as np
@@ -24,6 +25,7 @@ from jfluid.compile.dynamic_shapes.dims import (
 )
 from jfluid.compile.dynamic_shapes.exact_shapes import EXACT_FIRST, warn
 from jfluid.compile.dynamic_shapes.feed_symbols import (
+    FeedSymbols,
     Shapes,
     filled_array,
     is_large,
@@ -34,11 +36,10 @@ from jfluid.compile.dynamic_shapes.feed_symbols import (
 )
 from jfluid.compile.dynamic_shapes.history import Batch, StreamHistory, TracedHistory
 from jfluid.compile.dynamic_shapes.interpreter import parts_of
+from jfluid.compile.dynamic_shapes.segment import Segment
 from jfluid.compile.dynamic_shapes.traced import Call, Record, Traced, Witness
 from jfluid.compile.numpy_steps import interpreter as numpy_steps
-from jfluid.compile.plan import Item
 from jfluid.compile.runtime.covers import Notes
-from jfluid.compile.runtime.executable_cache import Beside
 from jfluid.ops.selected_rows import SelectedRows
 
 _RULES = (rules, index_rules, loop_rules, window_rules)  # their import registers the rules
@@ -48,55 +49,17 @@ _MOST_TRACED, _MOST_REFUSED = 8, 2
 _TIMED = 3  # measured runs of a bucket, which steps wait for
 _NOT_LOWERED = "Cannot lower jaxpr"  # beginning of JAX's error for contradicting sizes
 _MOST_EXACT = 1024  # most remembered shapes without padding
+_MOST_KEPT = 4  # histories in the file of a stream: models of other widths have the same operators
 
 
-class Segment(Protocol):
-    """Interface of segments that a stream runs.
+class _Given(NamedTuple):
+    """Batch with all arguments of a segment; `shares` has the feeds of each replica, `batch` their shapes."""
 
-    Attributes:
-        kept: names of arguments that are not donated.
-        items: the segment's operators.
-    """
-
-    kept: list[str]
-    items: list[Item]
-
-    def recorded(
-        self,
-        donated: tuple[Any, ...],
-        kept: tuple[Any, ...],
-        key: Any,
-        shapes: Mapping[int, tuple[int, ...]],
-    ) -> Any:
-        """Return the jaxpr of the segment, with other shapes for some of the arguments `kept`."""
-
-    def notes(self, identity: Sequence[Any]) -> Notes | None:
-        """Return the file of the buckets that are kept; None without any, and where steps wait for their bucket.
-
-        Args:
-            identity: values that identify the padded forms of the segment.
-        """
-
-    def recorded_arguments(self, donated: tuple[Any, ...], kept: tuple[Any, ...]) -> dict[str, Any] | None:
-        """Return the arguments of a jaxpr of `recorded` by name; None if the jaxpr takes other layouts."""
-
-    def structured(self, arrays: Sequence[Any]) -> Sequence[Any]:
-        """Return the results of the segment from the arrays of a jaxpr of `recorded`: sparse rows are two arrays."""
-
-    def padded(
-        self,
-        evaluate: Callable[[Mapping[str, Any], Any, Any], list[Any]],
-        identity: Sequence[Any],
-        beside: Beside,
-    ) -> Call:
-        """Return the jitted segment that `evaluate` computes at padded sizes.
-
-        `evaluate` takes arguments by name, the key, and the true sizes, which follow the other arguments.
-
-        Args:
-            identity: values that identify the padded segment among the segment's padded forms.
-            beside: further contents of the executable's file.
-        """
+    donated: tuple[Any, ...]
+    kept: tuple[Any, ...]
+    key: Any
+    shares: Sequence[Sequence[Any]]
+    batch: Batch
 
 
 class FeedShares(Protocol):
@@ -140,11 +103,13 @@ class ShapeStream:
         self._names = [segment.kept[i] for i in self._fed]
         self._said = known_sizes.said()
         self._replicas = replicas
-        self._exact: dict[Batch, None] = {}
+        self._exact: dict[Batch, bool] = {}  # True for shapes with an executable, or that wait for one
         self._observed: dict[Shapes, None] = {}
-        self._traced: Traced | None = None
+        self._traces: list[Traced] = []  # the oldest first
         self._traced_times = 0
-        self._recalled: TracedHistory | None = None  # until the segment is traced again
+        self._recalled: list[TracedHistory] = []  # until the segment is traced again
+        self._file: Notes | None = None
+        self._earlier: list[StreamHistory] | None = None  # of earlier processes, once the file is read
         self._refused = ""  # reason for exact shapes
         self._refused_times = 0
         self._warned = False
@@ -173,31 +138,38 @@ class ShapeStream:
         except AttributeError:  # slots of sequences, or absent values
             self._pads = False
             return None
-        if batch in self._exact:
+        if batch in self._exact and (self._exact[batch] or not self._traces):
             return None
         if not self._are_arrays(shares):
             self._pads = False
             return None
-        for traced, sizes in self._ways(batch, shares, donated, kept, key):
+        given = _Given(donated, kept, key, shares, batch)
+        if batch not in self._exact:
+            self._trace_again(given)
+        if batch in self._exact and self._stays_exact(given):
+            return None
+        for traced, sizes, covers in self._ways(given):
             try:
-                found = self._run_padded(traced, sizes, batch, shares, donated, kept, key)
+                found = self._run_padded(traced, sizes, given, covers)
             except NoRule as error:
-                self._refused, self._traced = self._reason(error), None
+                self._refused = self._reason(error)
+                self._traces = [t for t in self._traces if t is not traced]
             else:
-                self._refused = ""
-                return found
+                if found is not None:
+                    self._refused = ""
+                    return found
         self._run_exactly(batch)
         return None
 
     def history(self) -> StreamHistory:
         """Return what the sizes of further batches follow from."""
         exact = list(self._exact)
-        if self._traced is None and self._is_given_up:  # any batches will do: all shapes are exact
+        if not self._traces and self._is_given_up:  # any batches will do: all shapes are exact
             exact = exact[: EXACT_FIRST + 1]
         return StreamHistory(
             list(self._observed),
             exact,
-            self._recalled if self._traced is None else self._traced.history(),
+            [*self._recalled, *(traced.history() for traced in self._traces)],
             self._traced_times,
             self._refused,
             self._refused_times,
@@ -211,8 +183,8 @@ class ShapeStream:
             raise errors.FeedError(
                 f"sizes of an earlier process are not sizes of {', '.join(self._names) or 'no feed'}"
             )
-        self._observed, self._exact = dict.fromkeys(history.observed), dict.fromkeys(history.exact)
-        self._traced, self._recalled = None, history.traced
+        self._observed, self._exact = dict.fromkeys(history.observed), dict.fromkeys(history.exact, False)
+        self._traces, self._recalled = [], history.traced
         self._traced_times, self._pads = history.traced_times, history.pads
         self._refused, self._refused_times = history.refused, history.refused_times
 
@@ -221,20 +193,57 @@ class ShapeStream:
         """True if the segment is not traced again."""
         return self._traced_times >= _MOST_TRACED or self._refused_times >= _MOST_REFUSED
 
-    def _traced_again(
+    def _trace_again(self, given: _Given) -> None:
+        """Have the traced segments of an earlier process, if its history holds for a batch."""
+        if self._earlier is None:
+            self._file = self._own().histories()
+            self._earlier = [] if self._file is None else self._file.noted_sizes()
+        if not self._traces and not self._recalled:
+            for history in self._earlier:
+                if history.holds(given.batch):
+                    self._earlier.remove(history)
+                    exact = [*self._exact, *history.exact]
+                    self.recall(replace(history, exact=exact))
+                    break
+        recalled, self._recalled = self._recalled, []
+        for own in recalled:
+            symbols, low, high = own.samples(list(self._observed))
+            traced = self._traced(given, symbols, low, high, (own.observed, own.range))
+            traced.recall(own)
+            if self._own().waits:
+                traced.compiled.update(traced.witnesses)
+            self._traces.append(traced)
+
+    def _traced(
         self,
-        history: TracedHistory,
-        shares: Sequence[Sequence[Any]],
-        donated: tuple[Any, ...],
-        kept: tuple[Any, ...],
-        key: Any,
+        given: _Given,
+        symbols: FeedSymbols,
+        low: Mapping[str, int],
+        high: Mapping[str, int],
+        origin: tuple[int, int],
     ) -> Traced:
-        """Return the traced segment of an earlier process."""
-        symbols, low, high = history.samples(list(self._observed))
-        record, said = self._record(shares, donated, kept, key), symbols.said(self._names, self._said)
-        traced = Traced(symbols, low, high, record, said, (history.observed, history.range))
-        traced.recall(history)
+        """Return the segment, to be traced at samples of symbols. Raises NoRule for samples that are alike."""
+        record, said = self._record(given), symbols.said(self._names, self._said)
+
+        def others() -> int:
+            return sum(len(t.buckets) for t in self._traces if t is not traced)
+
+        traced = Traced(symbols, low, high, record, said, origin, others)
         return traced
+
+    def _keep(self) -> None:
+        """Write the history of this stream to its file, for later processes."""
+        if self._file is not None:
+            own = replace(self.history(), refused="", refused_times=0, traced_times=len(self._traces))
+            own.exact = own.exact[:EXACT_FIRST]
+            self._file.note_sizes([own, *(self._earlier or ())][:_MOST_KEPT])
+
+    def _stays_exact(self, given: _Given) -> bool:
+        """Return True if shapes that ran without padding run so again: no traced segment spares their compilation."""
+        if any(traced.each(given.batch) for traced in self._traces):
+            self._exact[given.batch] = self._own().is_ready(given.donated, given.kept, given.key)
+            return self._exact[given.batch]
+        return True
 
     def _shares(self, kept: tuple[Any, ...]) -> Sequence[Sequence[Any]]:
         """Return the feeds of each replica."""
@@ -252,19 +261,16 @@ class ShapeStream:
         """Return True if all feeds are arrays without sequences."""
         return all(isinstance(v, np.ndarray | jax.Array) for own in shares for v in own)
 
-    def _ways(
-        self,
-        batch: Batch,
-        shares: Sequence[Sequence[Any]],
-        donated: tuple[Any, ...],
-        kept: tuple[Any, ...],
-        key: Any,
-    ) -> Iterator[tuple[Traced, list[dict[str, int]]]]:
-        """Yield traced segments that hold for a batch, and the sizes of each share, to be tried one after the other."""
-        if self._recalled is not None:
-            self._traced, self._recalled = self._traced_again(self._recalled, shares, donated, kept, key), None
-        if self._traced is not None and (sizes := self._traced.each(batch)) is not None:
-            yield self._traced, sizes
+    def _ways(self, given: _Given) -> Iterator[tuple[Traced, list[dict[str, int]], bool]]:
+        """Yield traced segments that hold for a batch, to be tried one after the other, with the sizes of each share.
+
+        The third value is True for a segment in which the batch only runs if it has a compiled bucket for the batch.
+        """
+        batch, traces = given.batch, self._traces
+        held = [(traced, sizes) for traced in traces if (sizes := traced.each(batch)) is not None]
+        yield from ((traced, sizes, True) for traced, sizes in held[:-1])
+        if held:
+            yield *held[-1], False
             return
         if len(self._observed) < _MOST_OBSERVED:
             self._observed.update(dict.fromkeys(batch))
@@ -281,48 +287,45 @@ class ShapeStream:
         except NoRule as error:
             self._refused = self._reason(error)
             return
-        record, said = self._record(shares, donated, kept, key), symbols.said(self._names, self._said)
         for number, (low, high) in enumerate(ranges(symbols)):
             try:
-                traced = Traced(symbols, low, high, record, said, (len(self._observed), number))
+                traced = self._traced(given, symbols, low, high, (len(self._observed), number))
             except NoRule as error:
                 self._refused = self._reason(error)
                 continue
-            traced.use(self._own().notes(traced.form))
             sizes = traced.each(batch)
             if sizes is None:  # it came after the last one that was observed
                 continue
-            self._traced = traced
-            yield traced, sizes
-        self._refused_times += 1
+            # The new segment holds for all batches so far: only executables of the earlier ones are of use.
+            self._traces = [*(t for t in traces if t.has_executables), traced]
+            traced.waited[None] = sum(t.waited[None] for t in traces if not t.has_executables)
+            yield traced, sizes, False
+        self._refused_times, self._traces = self._refused_times + 1, traces
 
-    def _run_padded(
-        self,
-        traced: Traced,
-        sizes: list[dict[str, int]],
-        batch: Batch,
-        shares: Sequence[Sequence[Any]],
-        donated: tuple[Any, ...],
-        kept: tuple[Any, ...],
-        key: Any,
-    ) -> Any:
-        """Run the segment at the sizes of a bucket. Raises NoRule before anything has run."""
+    def _run_padded(self, traced: Traced, sizes: list[dict[str, int]], given: _Given, covers: bool) -> Any:
+        """Run the segment at the sizes of a bucket. Raises NoRule before anything has run.
+
+        Args:
+            covers: return None without a compiled bucket that holds the batch.
+        """
         need = {n: max(own[n] for own in sizes) for n in sizes[0]}
-        witness = sizes[0], batch[0]
-        bucket: Mapping[str, int] = traced.buckets.choose(need)
+        witness = sizes[0], given.batch[0]
 
         def prepared(bucket: Mapping[str, int]) -> tuple[Call, tuple[Any, ...]]:
-            given = donated, self._arguments(traced, bucket, sizes, shares, kept), key
-            return self._call(traced, bucket, witness), given
+            arguments = given.donated, self._arguments(traced, bucket, sizes, given.shares, given.kept), given.key
+            return self._call(traced, bucket, witness), arguments
 
-        call, given = prepared(bucket)
+        if covers and not self._wait(traced, need, prepared) and traced.compiled_bucket(need) is None:
+            return None
+        bucket: Mapping[str, int] = traced.buckets.choose(need)
+        call, arguments = prepared(bucket)
         try:
-            if not self._is_compiled(traced, bucket, call, given):
+            if not self._is_compiled(traced, bucket, call, arguments):
                 if (cover := self._cover(traced, bucket, need, prepared)) is not None:
-                    bucket, (call, given) = cover, prepared(cover)
-                elif found := self._interpreted(traced, witness, call, donated, kept, key):
+                    bucket, (call, arguments) = cover, prepared(cover)
+                elif found := self._interpreted(traced, witness, call, given):
                     return tuple(self._own().structured(found)), ()
-            results, flags = self._timed(traced, bucket, call, given)
+            results, flags = self._timed(traced, bucket, call, arguments)
         except NoRule:
             traced.executables.pop(tuple(bucket.items()), None)
             raise
@@ -343,13 +346,32 @@ class ShapeStream:
         self, traced: Traced, bucket: Mapping[str, int], call: Call, given: Sequence[Any], at_once: bool = False
     ) -> bool:
         """Return True if a bucket has an executable; with `at_once`, begin to compile it."""
-        form = tuple(bucket.items())
-        if form not in traced.compiled and call.begin(given, at_once=at_once or not traced.interprets):
+        form, begins = tuple(bucket.items()), at_once or not traced.interprets
+        if form not in traced.compiled and call.begin(given, at_once=begins):
             traced.compiled.add(form)
-            traced.note(form)
-        elif at_once:
+        elif begins and form not in traced.begun:
             traced.begun.add(form)
+        else:
+            return form in traced.compiled
+        if form not in traced.stored:
+            traced.stored.add(form)
+            self._keep()
         return form in traced.compiled
+
+    def _wait(
+        self,
+        traced: Traced,
+        need: Mapping[str, int],
+        prepared: Callable[[Mapping[str, int]], tuple[Call, tuple[Any, ...]]],
+    ) -> bool:
+        """Return True if a bucket for a batch is being compiled; note the buckets that have executables by now."""
+        waits = False
+        for bucket in traced.begun_buckets(need):
+            if not self._is_compiled(traced, bucket, *prepared(bucket)):
+                form = tuple(bucket.items())
+                waits = waits or form in traced.begun
+                traced.stored -= {form} - traced.begun  # it has no file
+        return waits
 
     def _cover(
         self,
@@ -360,23 +382,20 @@ class ShapeStream:
     ) -> Mapping[str, int] | None:
         """Return the compiled bucket in which a batch runs until its bucket is compiled, or None without any.
 
-        Compilations begin once they pay: of the batch's bucket, or without any compiled bucket of a bucket for all
-        batches so far.
+        Compilations begin once they pay: of the batch's bucket, or without any compiled bucket of the bucket that saves
+        most for all batches so far.
         """
-        waits = False
-        for begun in traced.begun_buckets(need):
-            if not self._is_compiled(traced, begun, *prepared(begun)):
-                waits = waits or tuple(begun.items()) in traced.begun
+        waits = self._wait(traced, need, prepared)
         found = traced.compiled_bucket(need)
         if found is not None:
             traced.note_padding(bucket, found)
         elif waits:
             return None
-        wanted, waiting = (bucket, tuple(bucket.items())) if found else (traced.buckets.holding_all(), None)
-        if not traced.pays(waiting):
+        if not traced.pays(tuple(bucket.items()) if found else None):
             return found
+        wanted = bucket
         if found is None:
-            traced.waited[None] = 0.0
+            wanted, traced.waited[None] = traced.buckets.worth_most(need, traced.compiled | traced.begun), 0.0
         return wanted if self._is_compiled(traced, wanted, *prepared(wanted), at_once=True) else found
 
     def _timed(self, traced: Traced, bucket: Mapping[str, int], call: Call, given: tuple[Any, ...]) -> Any:
@@ -389,24 +408,16 @@ class ShapeStream:
         runs.append(time.perf_counter() - start)
         return found
 
-    def _interpreted(
-        self,
-        traced: Traced,
-        witness: Witness,
-        call: Call,
-        donated: tuple[Any, ...],
-        kept: tuple[Any, ...],
-        key: Any,
-    ) -> list[jax.Array] | None:
+    def _interpreted(self, traced: Traced, witness: Witness, call: Call, given: _Given) -> list[jax.Array] | None:
         """Return the results of NumPy at true sizes; None for a segment that NumPy cannot interpret without padding."""
-        named = self._own().recorded_arguments(donated, kept) if traced.interprets else None
+        named = self._own().recorded_arguments(given.donated, given.kept) if traced.interprets else None
         if named is None:
             return None
         start = time.perf_counter()
         try:
             listing = traced.listing(*witness)
             start = time.perf_counter()
-            found = call.interpret(listing, (named, key))
+            found = call.interpret(listing, (named, given.key))
         except (NoRule, numpy_steps.NoRule):
             traced.interprets = False
             return None
@@ -452,21 +463,15 @@ class ShapeStream:
         each = zip(self._replicas.divided(result), true, strict=True)
         return self._replicas.together([trimmed_array(r, dims, padded, t) for r, t in each])
 
-    def _record(
-        self,
-        shares: Sequence[Sequence[Any]],
-        donated: tuple[Any, ...],
-        kept: tuple[Any, ...],
-        key: Any,
-    ) -> Record:
+    def _record(self, given: _Given) -> Record:
         """Return a function that traces the segment, as one replica runs it, for shapes of the feeds."""
-        own: list[Any] = list(kept)
-        for i, value in zip(self._fed, shares[0]):
+        own: list[Any] = list(given.kept)
+        for i, value in zip(self._fed, given.shares[0]):
             own[i] = value
-        given = tuple(map(_shapes_of, donated)), tuple(map(_shapes_of, own))
+        arguments, key = (tuple(map(_shapes_of, given.donated)), tuple(map(_shapes_of, own))), given.key
 
         def record(feeds: Shapes) -> Any:
-            return self._own().recorded(*given, key, dict(zip(self._fed, feeds)))
+            return self._own().recorded(*arguments, key, dict(zip(self._fed, feeds)))
 
         return record
 
@@ -488,7 +493,7 @@ class ShapeStream:
 
     def _run_exactly(self, batch: Batch) -> None:
         """Note that a shape is compiled as it is; warn of the third one that cannot be padded."""
-        self._exact[batch] = None
+        self._exact[batch] = False
         if len(self._exact) > _MOST_EXACT:
             del self._exact[next(iter(self._exact))]
         if self._refused and len(self._exact) > EXACT_FIRST and not self._warned:

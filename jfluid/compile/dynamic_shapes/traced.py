@@ -17,13 +17,13 @@ from jfluid.compile.dynamic_shapes.history import Batch, TracedHistory
 from jfluid.compile.dynamic_shapes.interpreter import Interpreter, Padded, compare
 from jfluid.compile.dynamic_shapes.unpadded import Unpadded
 from jfluid.compile.numpy_steps.interpreter import Listing
-from jfluid.compile.runtime.covers import Notes
 from jfluid.compile.runtime.lru_cache import LruCache
 from jfluid.host import collector
 
 # How often a segment is compiled, and how many batches are remembered as listings.
 _MOST_EXECUTABLES = 16
 _MOST_LISTINGS = 16
+_UNTRACED = 6  # seconds to trace and compile, for a second of tracing
 
 Record = Callable[[Shapes], Any]  # returns the jaxpr of a segment for shapes of its feeds
 Witness = tuple[Mapping[str, int], Shapes]  # sizes of a batch, and shapes of its feeds
@@ -50,6 +50,7 @@ class Traced(Sampled):
         record: returns the jaxpr of the segment for shapes of the feeds.
         said: sizes of symbols that the user has given.
         origin: number of the observed shapes that the symbols follow from, and of the range of sizes.
+        others: returns the number of the stream's buckets for other symbols.
 
     Attributes:
         compiled: sizes of the buckets that have executables, or that steps wait for.
@@ -57,6 +58,7 @@ class Traced(Sampled):
         results: dimensions of each result, after the evaluation.
         witness: sizes and feeds of a batch for which the segment was traced last; None before.
         witnesses: sizes and feeds of a batch that checks the samples, for each bucket.
+        stored: sizes of the buckets that the file of the stream has, or the state of a trainer.
     """
 
     def __init__(
@@ -67,10 +69,11 @@ class Traced(Sampled):
         record: Record,
         said: Mapping[str, Sequence[int]],
         origin: tuple[int, int],
+        others: Callable[[], int] = int,
     ):
         super().__init__(symbols, low, high)
         self._origin = origin
-        self.buckets = Buckets(symbols.work, symbols.unit, said)
+        self.buckets = Buckets(symbols.work, symbols.unit, said, others)
         self.executables = LruCache[Call](_MOST_EXECUTABLES)
         self.compiled: set[Form] = set()
         self.begun: set[Form] = set()
@@ -82,27 +85,32 @@ class Traced(Sampled):
         self.witnesses: dict[Form, Witness] = {}
         self.witness: Witness | None = None
         self._at_witness: Any = None  # the trace at the latest witness
-        self._notes: Notes | None = None
-        self._noted: dict[Form, Witness] = {}
+        self.stored: set[Form] = set()
         self._record = record
         self._unpadded: Unpadded | None = None
         self._listings = LruCache[Listing](_MOST_LISTINGS)
+
+    @property
+    def has_executables(self) -> bool:
+        """True if a bucket is compiled, begun to be compiled, or was so in an earlier process."""
+        return bool(self.compiled or self.begun or self.stored)
 
     def compiled_bucket(self, need: Mapping[str, int]) -> Mapping[str, int] | None:
         """Return the bucket of least work that holds a batch and is compiled."""
         return next((b for b in self.buckets.holding(need) if tuple(b.items()) in self.compiled), None)
 
     def begun_buckets(self, need: Mapping[str, int]) -> list[Mapping[str, int]]:
-        """Return the buckets that hold a batch and were begun to compile, or noted by an earlier process."""
-        begun = (self.begun | set(self._noted)) - self.compiled
+        """Return the buckets without an executable that hold a batch and that this or an earlier process has begun."""
+        begun = (self.begun | self.stored) - self.compiled
         return [b for b in self.buckets.holding(need) if tuple(b.items()) in begun]
 
     def pays(self, waiting: Form | None) -> bool:
         """Return True if a bucket's padding, or with None all interpreted steps, took as long as all traces.
 
-        A compilation takes that long, or longer.
+        A compilation takes that long, or longer. Without traces, after an earlier process, it takes all of that time.
         """
-        return not self.interprets or 0 < self.tracing <= self.waited[waiting]
+        wanted = self.tracing * (1 if self._unpadded else _UNTRACED)
+        return not self.interprets or 0 < wanted <= self.waited[waiting]
 
     def note_padding(self, wanted: Mapping[str, int], cover: Mapping[str, int]) -> None:
         """Count the time of a run in a larger bucket than the wanted bucket."""
@@ -124,31 +132,21 @@ class Traced(Sampled):
         symbols = self.symbols
         return symbols.names, symbols.dims, symbols.unit, self.samples
 
-    def use(self, notes: Notes | None) -> None:
-        """Know the buckets that an earlier process has kept, with the witnesses that identify their executables."""
-        self._notes = notes
-        for form, witness in notes.noted_sizes() if notes else ():
-            self.buckets.know(dict(form))
-            self.witnesses[form] = self._noted[form] = witness
-
-    def note(self, form: Form) -> None:
-        """Note a bucket that is compiled, for later processes."""
-        if self._notes is not None and form not in self._noted:
-            self._noted[form] = self.witnesses[form]
-            self._notes.note_sizes(list(self._noted.items()))
-
     def history(self) -> TracedHistory:
         """Return what the choice of further buckets, and the executables of buckets, follow from."""
-        witnesses = [(dict(form), shapes) for form, (_, shapes) in self.witnesses.items()]
-        return TracedHistory(*self._origin, self.buckets.history(), witnesses)
+        there = self.compiled | self.begun | self.stored
+        witnesses = [(dict(form), shapes) for form, (_, shapes) in self.witnesses.items() if form in there]
+        return TracedHistory(*self._origin, self.buckets.history(), witnesses, self.tracing)
 
     def recall(self, history: TracedHistory) -> None:
         """Choose buckets as after the batches of an earlier process."""
         self.buckets.recall(history.buckets)
+        self.tracing = history.tracing
         for sizes, shapes in history.witnesses:
             batch = self.symbols.sizes(shapes)
             assert batch is not None  # the history has been checked
             self.witnesses[tuple(sizes.items())] = batch, shapes
+        self.stored = set(self.witnesses)
 
     def noted(self) -> Any:
         """See `executable_cache.Beside`."""

@@ -3,11 +3,15 @@
 NumPy computes rows and products. Kernels of convolutions run as they are, on flat arrays of a few sizes.
 """
 
+import functools
 from typing import Any
 
+import jax
 import numpy as np
 
+from jfluid.caches import kept_files
 from jfluid.compile.numpy_steps.interpreter import rule
+from jfluid.compile.runtime import executable_cache
 
 # Sizes of the flat arrays of a convolution: a kernel reads its extents from its geometry. Memory behind them is not
 # touched.
@@ -76,8 +80,24 @@ def _convolve(params: dict[str, Any], *operands: Any) -> list[Any]:
     *given, numbers = operands
     made = params["results"]
     room = _room(max(value.size for value in (*given, *made)))
-    found = calls.call_on_flat(params["target_name"], given, numbers, made, room)
+    found = calls.call_on_flat(params["target_name"], given, numbers, made, room, _compiled)
     return [np.asarray(flat)[: result.size].reshape(result.shape) for flat, result in zip(found, made)]
+
+
+@functools.lru_cache(64)
+def _compiled(name: str, given: int, made: int, room: int) -> Any:
+    """Return the executable of a kernel's call on flat arrays, which later processes load."""
+    from jfluid.machine_code import calls, kernel_registry
+
+    function, folder = jax.jit(calls.on_flat(name, given, made, room)), kept_files.folder()
+    if folder is None:
+        return function
+    geometry = np.zeros(len(kernel_registry.group_of(name).geometry), np.int32)
+    arguments = [np.empty(room, np.float32)] * given, geometry
+    device = jax.local_devices(backend="cpu")[0]
+    entry = executable_cache.Entry(folder, ("on_flat", name, given, made, room), [device], {})
+    load_or_compile = entry.prepare(lambda: function.trace(*arguments), arguments)
+    return load_or_compile() if load_or_compile else function
 
 
 def _room(size: int) -> int:

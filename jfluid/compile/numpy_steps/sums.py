@@ -13,6 +13,7 @@ from jfluid.compile.numpy_steps.shapes import padded
 
 Params = dict[str, Any]
 _FEW_TAPS = 32  # most elements of a window, of one channel, that a loop computes
+_COPIED = 1 << 17  # numbers of windows that a convolution copies at a time
 _FEW_TERMS = 16  # terms of a sum that needs no double precision
 _MOST_TAPS = 4096  # most elements of a window whose greatest element is selected: a loop in Python
 
@@ -220,7 +221,7 @@ def _grouped(
 ) -> Any:
     """Convolve an image [N, C, ...] with filters [O, C / groups, ...].
 
-    Raises NoRule if the windows, as rows of a matrix, take more than `MOST_BYTES`.
+    Raises NoRule if a copy of windows, as a matrix, takes more than `MOST_BYTES`.
     """
     batch, features = image.shape[:2]
     out, depth = filters.shape[0], features // groups
@@ -236,17 +237,40 @@ def _grouped(
             weights = each[(..., *tap)].reshape(groups, out // groups, *ones)
             found += image[places][:, :, None] * weights
         return found.reshape(batch, out, *counts)
-    bound(image.dtype.itemsize * batch * features * math.prod(counts) * math.prod(sizes))
     windows = _windows(image, sizes, strides, holes)
-    rank, depth_of = len(sizes), depth * math.prod(sizes)
+    weights = filters.reshape(groups, out // groups, depth * math.prod(sizes))
+    if sizes and math.prod(counts) >= math.prod(sizes):
+        return _by_images(windows, weights, len(sizes), kind).reshape(batch, out, *counts)
+    bound(image.dtype.itemsize * math.prod(windows.shape))
+    rank = len(sizes)
     # [group, N and places, depth and window]
     parts = windows.reshape(batch, groups, depth, *counts, *sizes) if groups > 1 else windows[:, None]
     order = [1, 0, *range(3, 3 + rank), 2, *range(3 + rank, 3 + 2 * rank)]
-    columns = np.transpose(parts, order).reshape(groups, batch * math.prod(counts), depth_of)
-    weights = filters.reshape(groups, out // groups, depth_of)
+    columns = np.transpose(parts, order).reshape(groups, batch * math.prod(counts), -1)
     product = np.matmul(columns, np.swapaxes(weights, 1, 2))
     product = product.reshape(groups, batch, *counts, out // groups)
     return np.moveaxis(product, (0, -1), (1, 2)).reshape(batch, out, *counts)
+
+
+def _by_images(windows: Any, weights: Any, rank: int, kind: Any) -> Any:
+    """Return the products of weights [group, O, depth and window] with windows [N, C, places ..., window ...].
+
+    The windows of some rows of places are copied at a time, so that the copy stays in a processor's cache. Along a row
+    the copy is contiguous. The result is [N, group, O, places]. Raises NoRule if a copy takes more than `MOST_BYTES`.
+    """
+    batch, features, *rest = windows.shape
+    counts, sizes = rest[:rank], rest[rank:]
+    groups, out, depth_of = weights.shape
+    row = math.prod(counts[1:])
+    rows = min(max(1, _COPIED // (features * math.prod(sizes) * row)), counts[0])
+    bound(windows.dtype.itemsize * features * math.prod(sizes) * row * rows)
+    found = np.empty((batch, groups, out, counts[0] * row), kind)
+    order = [0, *range(1 + rank, 1 + 2 * rank), *range(1, 1 + rank)]
+    for image, result in zip(windows, found):
+        for at in range(0, counts[0], rows):
+            columns = image[:, at : at + rows].transpose(order).reshape(groups, depth_of, -1)
+            np.matmul(weights, columns, out=result[:, :, at * row : at * row + columns.shape[2]])
+    return found
 
 
 # Windows

@@ -101,6 +101,10 @@ class Entry:
         """Return the entry of a different form of the same function, with the same results besides the executable."""
         return self.of(*more, beside=self._beside)
 
+    def with_part(self, part: Beside, *more: Any) -> "Entry":
+        """Return the entry of a different function, as `of`, with further results besides the executable."""
+        return self.of(*more, beside=part if self._beside is None else Together([self._beside, part]))
+
     def prepare(self, trace: Callable[[], Any], arguments: Sequence[Any]) -> Callable[[], Any] | None:
         """Return a function that loads or compiles the executable for arguments, or None without a cache key.
 
@@ -130,6 +134,7 @@ class Entry:
             if time.perf_counter() - start > _LONG:
                 schema.current().keep()
                 heap.give_back()
+                heap.give_back_code()
             _save(_File(path, [device.id for device in self._devices], structure, noted), compiled)
             return compiled
 

@@ -318,7 +318,7 @@ class Executables:
 
         def compile() -> Any:
             LargeRun.give_back()
-            with jax_caches.not_kept():
+            with jax_caches.not_kept(), heap.kept_small():
                 return kept() if kept else library_fusions.compiled(trace())
 
         return compile

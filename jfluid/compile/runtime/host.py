@@ -8,8 +8,8 @@ import jax
 import numpy as np
 
 from jfluid import errors
-from jfluid.compile.plan import Plan, Segment, plan_block
-from jfluid.compile.runtime import memory, padding
+from jfluid.compile.plan import Plan, Segment, on_kept_rows, plan_block
+from jfluid.compile.runtime import memory, padding, scope_rows
 from jfluid.ir.block import outer_names
 from jfluid.ir.operator import Operator
 from jfluid.ir.variable import EMPTY_NAME
@@ -35,9 +35,12 @@ class Host:
 
     def run(self, segment: Segment, env: dict[str, Any], key: Any, scope: Any) -> None:
         """Run the segment's operators on the values in `env`, and store their outputs there."""
+        rows = set[str]()
         for position, op, definition in segment.ops:
             try:
-                if op.sub_blocks():
+                if on_kept_rows(op, rows):
+                    scope_rows.run((position, op, definition), env, key, scope)
+                elif op.sub_blocks():
                     self._blocks(op, env, key, scope)
                 elif definition.host:
                     self._operator(op, definition, env, scope)

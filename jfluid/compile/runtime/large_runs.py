@@ -53,6 +53,7 @@ class LargeRun:
             heap.give_back()  # free blocks may be too small, and would stay beside a new block
             LargeRun._left = 0
         if self._is_first:
+            heap.give_back_code()
             heap.set_apart()
             self._is_first = False
         if self._size < heap.MOST_KEPT:

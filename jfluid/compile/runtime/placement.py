@@ -23,10 +23,11 @@ from jfluid.compile.rewrites import image_convolution
 from jfluid.compile.rewrites.traced_value import Order, inverse, permuted
 from jfluid.compile.runtime import collective_jit, executable_cache, filter_layouts, padding, slots
 from jfluid.compile.runtime.device_feeds import PlacedBatch, batch_of, ready
-from jfluid.compile.runtime.executables import Entry, Executables
+from jfluid.compile.runtime.executables import Executables
 from jfluid.compile.runtime.host import Host
 from jfluid.compile.runtime.options import options
 from jfluid.compile.runtime.slots import Batch
+from jfluid.compile.runtime.startup_calls import StartupCall
 from jfluid.host import aligned_memory, collector
 from jfluid.ir.operator import OpRole
 from jfluid.lod_tensor import LoDTensor, whole
@@ -222,7 +223,7 @@ class Placement(ABC):
     def compiled(self, at: int, function: Function) -> Function:
         """Return segment `at`, jitted. The first arguments are donated."""
 
-    def executables(self, at: int, fresh: Callable[[], Function], entry: Entry | None = None) -> Call:
+    def executables(self, at: int, fresh: Callable[[], Function], entry: executable_cache.Entry | None = None) -> Call:
         """Return a function that calls segment `at` and compiles it at the first call.
 
         Args:
@@ -381,9 +382,12 @@ class OneDevice(Placement):
         """Return the values that identify the segments, besides the plan and the device."""
         return ()
 
-    def executables(self, at: int, fresh: Callable[[], Function], entry: Entry | None = None) -> Call:
-        # A startup program gives the same parameters each time, to the last bit.
-        fixed = self.plan.starts_anew or not self.pads or self.repeatable or self.feed_shares() is not None
+    def executables(self, at: int, fresh: Callable[[], Function], entry: executable_cache.Entry | None = None) -> Call:
+        plan = self.plan
+        initializes = plan.starts_anew and plan.updated and not plan.fetches and not plan.segments[at].reads
+        if initializes and not self.on_gpus:
+            return StartupCall(fresh, lambda function: self.compiled(at, function), entry, self.device)
+        fixed = not self.pads or self.repeatable or self.feed_shares() is not None
         interprets = None if fixed else device_of_interpreter(self.device)
         return Executables(lambda: self.compiled(at, fresh()), entry, interprets)
 
@@ -495,7 +499,7 @@ class Processes(OneDevice):
         """Mesh of all processes, which meet once: a process compiles for more shapes than another process."""
         return collective_jit.mesh_with(self.device)
 
-    def executables(self, at: int, fresh: Callable[[], Function], entry: Entry | None = None) -> Call:
+    def executables(self, at: int, fresh: Callable[[], Function], entry: executable_cache.Entry | None = None) -> Call:
         if self.plan.segments[at].collective:
             return self._collective(at, fresh())  # CollectiveJit compiles ahead of time, too
         return super().executables(at, fresh, entry)

@@ -12,13 +12,13 @@ from jfluid import errors, flags
 from jfluid.compile import scalars
 from jfluid.compile.dynamic_shapes.exact_shapes import ExactShapes
 from jfluid.compile.dynamic_shapes.history import StreamHistory
+from jfluid.compile.dynamic_shapes.segment import Evaluate, Segment
 from jfluid.compile.dynamic_shapes.stream import ShapeStream
 from jfluid.compile.dynamic_shapes.traced import Call
 from jfluid.compile.lower import Known
 from jfluid.compile.plan import Plan, with_host_loop
 from jfluid.compile.runtime import memory, slots
-from jfluid.compile.runtime.covers import Notes
-from jfluid.compile.runtime.executable_cache import Beside, Together
+from jfluid.compile.runtime.executable_cache import Beside, Entry, Together
 from jfluid.compile.runtime.executables import Executables
 from jfluid.compile.runtime.host import Host
 from jfluid.compile.runtime.placement import Function, Placement
@@ -50,7 +50,7 @@ class _Noted:
             segment.is_large = segment.is_large or noted
 
 
-class CompiledSegment:
+class CompiledSegment(Segment):
     """XLA segment as a jitted function `(donated, kept, key) -> (gives, flags)`."""
 
     def __init__(
@@ -65,8 +65,8 @@ class CompiledSegment:
         segment = plan.segments[at]
         owned = set(plan.state) & set(plan.updated) & set(segment.gives)
         # A checked step may be refused after it ran: its old state must survive.
-        self.donated = [n for n in segment.reads if n in owned] if donate and not check_finite else []
-        self.kept = [n for n in segment.reads if n not in set(self.donated)]
+        donated = [n for n in segment.reads if n in owned] if donate and not check_finite else []
+        super().__init__(segment.ops, donated, [n for n in segment.reads if n not in set(donated)], name)
         # In the order of the donated ones: JAX pairs buffers with outputs of equal shape by order,
         # and a value in a different variable's buffer costs a copy.
         self.gives = self.donated + [n for n in segment.gives if n not in set(self.donated)]
@@ -97,7 +97,6 @@ class CompiledSegment:
         # Tracing finds the watched values.
         names = (self.donated, self.kept, self.gives)
         self._entry = None if check_finite else placement.entry(at, names, _Noted(own))
-        self.items, self._name = segment.ops, name
         specialized = Specialized(at, placement, function, names[:2], name, self._entry)
         self.exact = specialized
         self.call: Function = specialized
@@ -110,72 +109,55 @@ class CompiledSegment:
             fed = [i for i, name in enumerate(self.kept) if name not in plan.state]
             self.call = ExactShapes(specialized, fed, placement.exact_because)
 
-    def recorded(
-        self,
-        donated: tuple[Any, ...],
-        kept: tuple[Any, ...],
-        key: Any,
-        shapes: Mapping[int, tuple[int, ...]],
-    ) -> Any:
-        """Return the jaxpr of the segment, with other shapes for some of the arguments `kept`."""
-        assert self._padder is not None  # a stream asks
-        return self._padder.recorded(
-            self.at,
-            self._by_name(donated, kept),
-            {self.kept[i]: shape for i, shape in shapes.items()},
-            key,
-            self.gives,
-        )
+    @property
+    def waits(self) -> bool:
+        """See `Segment.waits`."""
+        plain = self.exact.plain
+        return not (isinstance(plain, Executables) and plain.interprets)
 
-    def _by_name(self, donated: tuple[Any, ...], kept: tuple[Any, ...]) -> dict[str, Any]:
-        return dict(zip(self.donated, donated)) | {n: v for n, v in zip(self.kept, kept) if v is not None}
+    def is_ready(self, donated: tuple[Any, ...], kept: tuple[Any, ...], key: Any) -> bool:
+        """See `Segment.is_ready`."""
+        plain = self.exact.plain
+        return not isinstance(plain, Executables) or plain.begin((donated, kept, key), at_once=False)
+
+    def jaxpr(self, values: Mapping[str, Any], shapes: Mapping[str, tuple[int, ...]], key: Any) -> Any:
+        """See `Segment.jaxpr`."""
+        assert self._padder is not None  # a stream asks
+        return self._padder.recorded(self.at, dict(values), shapes, key, self.gives)
 
     def recorded_arguments(self, donated: tuple[Any, ...], kept: tuple[Any, ...]) -> dict[str, Any] | None:
-        """See `dynamic_shapes.stream.Segment.recorded_arguments`."""
-        return None if self._placement.held else self._by_name(donated, kept)
-
-    def notes(self, identity: Sequence[Any]) -> Notes | None:
-        """See `dynamic_shapes.stream.Segment.notes`."""
-        plain = self.exact.plain
-        interprets = isinstance(plain, Executables) and plain.interprets
-        return self._entry.of("padded", *identity) if self._entry and interprets else None
+        """See `Segment.recorded_arguments`."""
+        return None if self._placement.held else self.by_name(donated, kept)
 
     def structured(self, arrays: Sequence[Any]) -> Sequence[Any]:
-        """See `dynamic_shapes.stream.Segment.structured`."""
+        """See `Segment.structured`."""
         assert self._padder is not None  # a stream asks
         return self._padder.structured(self.at, arrays)
 
-    def padded(
-        self,
-        evaluate: Callable[[Mapping[str, Any], Any, Any], list[Any]],
-        identity: Sequence[Any],
-        beside: Beside,
-    ) -> Call:
-        """See `dynamic_shapes.stream.Segment.padded`."""
-        own, at, padder, name = weakref.ref(self), self.at, self._padder, self._name
+    def entry_of(self, identity: Sequence[Any], beside: Beside | None = None) -> Entry | None:
+        """See `Segment.entry_of`."""
+        together = None if beside is None else Together([_Noted(weakref.ref(self)), beside])
+        return self._entry and self._entry.of(*identity, beside=together)
+
+    def executables(self, run: Callable[..., Any], entry: Entry | None) -> Call:
+        """See `Segment.executables`."""
+        return self._placement.executables(self.at, lambda: run, entry)
+
+    def lower_padded(
+        self, evaluate: Evaluate, donated: tuple[Any, ...], kept: tuple[Any, ...], key: Any, true: Any
+    ) -> Any:
+        """See `Segment.lower_padded`."""
+        padder = self._padder
         assert padder is not None  # a stream asks
+        gives = padder.recorded_names(self.at, self.gives)
 
-        def run(donated: tuple[Any, ...], kept: tuple[Any, ...], key: Any) -> Any:
-            *kept_values, true = kept
-            segment = own()
-            assert segment is not None  # it is called
-            gives = padder.recorded_names(at, segment.gives)
+        def compute(env: dict[str, Any], key: Any, true: Any) -> dict[str, Any]:
+            env.update(zip(gives, padder.structured(self.at, evaluate(env, key, true)), strict=True))
+            return env
 
-            def compute(env: dict[str, Any], key: Any, true: Any) -> dict[str, Any]:
-                values = {name: env[name] for name in sorted(env)}
-                found = evaluate(values, key, true)
-                env.update(zip(gives, padder.structured(at, found), strict=True))
-                return env
-
-            def lower(env: dict[str, Any], watch: Any) -> None:
-                padder.lower_computed(at, env, compute, key, true)
-
-            return segment._trace(donated, tuple(kept_values), key, lower)
-
-        run.__name__ = run.__qualname__ = f"{name}_padded"
-        together = Together([_Noted(own), beside])
-        entry = self._entry and self._entry.of("padded", *identity, beside=together)
-        return self._placement.executables(at, lambda: run, entry)
+        return self._trace(
+            donated, kept, key, lambda env, watch: padder.lower_computed(self.at, env, compute, key, true)
+        )
 
     def _trace(
         self,

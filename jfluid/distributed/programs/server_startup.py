@@ -8,7 +8,7 @@ from jfluid.engine import Engine, Fetched, Runner
 from jfluid.ir.operator import Operator
 from jfluid.ir.program import Program
 from jfluid.ir.types import VarType
-from jfluid.scope import Scope
+from jfluid.scope import Scope, ScopeVariable
 
 if TYPE_CHECKING:
     from jfluid.ps_server import specs
@@ -50,19 +50,17 @@ def initializer(op: Operator) -> "specs.Initializer":
 class Startup(Runner):
     """Startup program of a server: initializers of tables are recorded in the scope, the rest runs.
 
-    The record is `ScopeVariable.row_initializer`.
+    The record is `ScopeVariable.row_initializer`. Where a script has put rows into the scope, the operator fills these.
     """
 
     def __init__(self, program: Program, engine: Engine):
-        self._engine = engine
-        block = program.global_block()
+        self._engine, self._program = engine, program
         self._initializers = {
-            op.output_arg_names[0]: (initializer(op), self._seed(op)) for op in block.ops if _is_row_initializer(op)
+            op.output_arg_names[0]: (initializer(op), self._seed(op))
+            for op in program.global_block().ops
+            if _is_row_initializer(op)
         }
-        self._rest = program._copy()
-        rest = self._rest.global_block()
-        rest.ops = [twin for op, twin in zip(block.ops, rest.ops, strict=True) if not _is_row_initializer(op)]
-        self._rest._touch()
+        self._rests: dict[frozenset[str], Program] = {}
 
     @staticmethod
     def _seed(op: Operator) -> int:
@@ -70,7 +68,22 @@ class Startup(Runner):
         given = op.attr("seed") if op.type != "fill_constant" else 0
         return int(given) or op.block.program.streams.uid(op.type, op.output_arg_names[0])
 
+    def _rest(self, recorded: frozenset[str]) -> Program:
+        """Return the program without the initializers of tables."""
+        if recorded not in self._rests:
+            rest = self._rests[recorded] = self._program._copy()
+            block = rest.global_block()
+            block.ops = [op for op in block.ops if not (_is_row_initializer(op) and op.output_arg_names[0] in recorded)]
+            rest._touch()
+        return self._rests[recorded]
+
     def run_alone(self, feed: Any, fetches: list[str], scope: Scope) -> list[Fetched]:
-        for name, found in self._initializers.items():
-            scope.var(name).row_initializer = found
-        return self._engine.run(self._rest, feed, fetches, scope)
+        recorded = frozenset(n for n in self._initializers if not _has_rows(scope.find_var(n)))
+        for name in recorded:
+            scope.var(name).row_initializer = self._initializers[name]
+        prepared = self._engine.prepare(self._rest(recorded), feed, fetches)
+        return prepared.fetched(self._engine.execute(prepared, scope))
+
+
+def _has_rows(var: ScopeVariable | None) -> bool:
+    return var is not None and var.holds_selected_rows() and bool(var.get_selected_rows().rows())

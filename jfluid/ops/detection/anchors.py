@@ -14,7 +14,7 @@ from jfluid import errors
 from jfluid.ops import unrolled
 from jfluid.ops.registry import Floats, Ints, op
 
-_MOST_BOXES = 1 << 14  # of a cell: each is written out
+_MOST_BOXES = 1 << 14  # of a cell: Python computes each
 
 
 def _feature_map(op_type: str, slot: str, x: Array) -> tuple[int, int]:
@@ -98,6 +98,8 @@ def prior_box(
     """
     (height, width), (image_h, image_w) = (_feature_map("prior_box", s, v) for s, v in (("Input", x), ("Image", image)))
     _four_variances("prior_box", variances)
+    ratios = unrolled.times("prior_box", "number of aspect_ratios", len(aspect_ratios))
+    unrolled.times("prior_box", "number of boxes of a cell", (ratios + 1) * len(min_sizes), _MOST_BOXES)
     if max_sizes and len(max_sizes) != len(min_sizes):
         raise errors.AttributeTypeError(
             f"prior_box, max_sizes: expected none or {len(min_sizes)}, as in min_sizes, found {len(max_sizes)}"
@@ -190,6 +192,8 @@ def anchor_generator(
     """
     height, width = _feature_map("anchor_generator", "Input", x)
     _four_variances("anchor_generator", variances)
+    boxes_of_a_cell = len(anchor_sizes) * len(aspect_ratios)
+    unrolled.times("anchor_generator", "number of boxes of a cell", boxes_of_a_cell, _MOST_BOXES)
     if len(stride) != 2 or not anchor_sizes or not aspect_ratios:
         raise errors.AttributeTypeError(
             "anchor_generator: expected anchor_sizes, aspect_ratios and stride (width, height), found "
