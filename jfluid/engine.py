@@ -14,7 +14,7 @@ import numpy as np
 
 from jfluid import errors, flags, processes, record
 from jfluid.caches import kept_files
-from jfluid.compile.plan import plan
+from jfluid.compile.lowering.plan import plan
 from jfluid.compile.runtime import feeds as feeding
 from jfluid.compile.runtime import memory
 from jfluid.compile.runtime.executables import most_bytes

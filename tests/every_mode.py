@@ -15,7 +15,7 @@ import jax
 
 import jfluid as fluid
 from jfluid import layers
-from jfluid.compile import trace
+from jfluid.compile.lowering import trace
 
 COMPILED = "/jax/core/compile/backend_compile_duration"
 counts = {"compiled": 0, "lowered": 0}

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from jfluid.compile.lower import Lowering
+from jfluid.compile.lowering.lower import Lowering
 from jfluid.compile.runtime.host import Host
 from jfluid.ops import registry, static_values
 

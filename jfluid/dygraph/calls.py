@@ -9,7 +9,7 @@ import jax
 import numpy as np
 
 from jfluid import errors
-from jfluid.compile import trace
+from jfluid.compile.lowering import trace
 from jfluid.compile.runtime.lru_cache import LruCache
 from jfluid.dygraph import released_ops, shape_formulas
 from jfluid.dygraph.lazy_values import Aval, aval_of

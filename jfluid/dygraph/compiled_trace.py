@@ -8,9 +8,9 @@ from typing import Any
 import jax
 import numpy as np
 
-from jfluid.compile import trace
+from jfluid.compile.lowering import trace
+from jfluid.compile.lowering.plan import Item
 from jfluid.compile.numpy_steps.beside import device_of_interpreter
-from jfluid.compile.plan import Item
 from jfluid.compile.rewrites.traced_value import Order
 from jfluid.compile.runtime import executable_cache, filter_layouts, memory
 from jfluid.compile.runtime.executables import Executables

@@ -7,7 +7,7 @@ from weakref import ref
 
 import numpy as np
 
-from jfluid.compile.plan import Item
+from jfluid.compile.lowering.plan import Item
 from jfluid.dygraph.lazy_values import LazyValue
 
 

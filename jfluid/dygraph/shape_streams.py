@@ -14,11 +14,11 @@ import jax
 import numpy as np
 
 from jfluid import flags
-from jfluid.compile import trace
 from jfluid.compile.dynamic_shapes.segment import Evaluate, Segment
 from jfluid.compile.dynamic_shapes.stream import ShapeStream
+from jfluid.compile.lowering import trace
+from jfluid.compile.lowering.plan import Item
 from jfluid.compile.numpy_steps.beside import device_of_interpreter
-from jfluid.compile.plan import Item
 from jfluid.compile.runtime.executable_cache import Beside, Entry, entry_of_items
 from jfluid.compile.runtime.executables import Executables
 from jfluid.compile.runtime.lru_cache import LruCache

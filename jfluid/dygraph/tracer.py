@@ -11,7 +11,7 @@ import jax
 import numpy as np
 
 from jfluid import record
-from jfluid.compile.plan import Segment
+from jfluid.compile.lowering.plan import Segment
 from jfluid.compile.runtime.host import Host
 from jfluid.dygraph import replays, tape
 from jfluid.dygraph.calls import Call, call_of, frozen

@@ -8,7 +8,7 @@ import jax
 import numpy as np
 
 from jfluid import errors
-from jfluid.compile.fetched_array import FetchedArray, fetched
+from jfluid.compile.runtime.fetched_array import FetchedArray, fetched
 from jfluid.dygraph.lazy_graph import array_of
 from jfluid.dygraph.lazy_values import Aval, LazyValue, constant
 from jfluid.dygraph.tape import Edge, GradNode

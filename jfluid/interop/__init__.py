@@ -9,8 +9,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from jfluid import errors
-from jfluid.compile import trace
-from jfluid.compile.plan import Plan, plan
+from jfluid.compile.lowering import trace
+from jfluid.compile.lowering.plan import Plan, plan
 from jfluid.ir.program import Program
 from jfluid.ir.variable import Variable
 from jfluid.ops.ragged import Ragged

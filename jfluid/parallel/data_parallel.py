@@ -8,7 +8,7 @@ import numpy as np
 from jax.sharding import Mesh
 
 from jfluid import errors, flags, processes
-from jfluid.compile.plan import Plan
+from jfluid.compile.lowering.plan import Plan
 from jfluid.compile.runtime import feeds
 from jfluid.compile.runtime.executables import most_bytes
 from jfluid.compile.runtime.lru_cache import LruCache

@@ -12,12 +12,12 @@ from typing import Any
 import jax
 import numpy as np
 
-from jfluid.compile import trace, update_dependencies
 from jfluid.compile.dynamic_shapes.stream import FeedShares, ShapeStream
-from jfluid.compile.fetched_array import fetched
-from jfluid.compile.lower import LONGEST, Known, needed
-from jfluid.compile.plan import Plan
+from jfluid.compile.lowering import trace, update_dependencies
+from jfluid.compile.lowering.lower import LONGEST, Known, needed
+from jfluid.compile.lowering.plan import Plan
 from jfluid.compile.runtime import filter_layouts, padding
+from jfluid.compile.runtime.fetched_array import fetched
 from jfluid.compile.runtime.placement import Computed, Env, OneDevice
 from jfluid.compile.runtime.slots import Batch
 from jfluid.ir.variable import Parameter

@@ -13,8 +13,8 @@ import jax
 from jax import lax
 
 from jfluid import errors
-from jfluid.compile import trace
-from jfluid.compile.plan import Item, Plan
+from jfluid.compile.lowering import trace
+from jfluid.compile.lowering.plan import Item, Plan
 from jfluid.ir.block import reads_of, writes_of
 from jfluid.ir.operator import Operator, OpRole
 from jfluid.ir.variable import EMPTY_NAME

@@ -15,8 +15,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from jfluid import errors
-from jfluid.compile.lower import pairs_of
-from jfluid.compile.plan import Item, Plan, Segment, joined
+from jfluid.compile.lowering.lower import pairs_of
+from jfluid.compile.lowering.plan import Item, Plan, Segment, joined
 from jfluid.compile.runtime import executable_cache
 from jfluid.compile.runtime.options import options
 from jfluid.compile.runtime.placement import Env, Function, OneDevice, placed

@@ -12,11 +12,11 @@ from jax import lax
 from jax.sharding import NamedSharding, PartitionSpec
 
 from jfluid import errors, flags, processes
-from jfluid.compile import trace
 from jfluid.compile.dynamic_shapes.stream import FeedShares, ShapeStream
 from jfluid.compile.dynamic_shapes.traced import Call
-from jfluid.compile.lower import NOTHING, Known
-from jfluid.compile.plan import Plan
+from jfluid.compile.lowering import trace
+from jfluid.compile.lowering.lower import NOTHING, Known
+from jfluid.compile.lowering.plan import Plan
 from jfluid.compile.runtime import executable_cache, padding
 from jfluid.compile.runtime.executables import Executables, WaitedCall
 from jfluid.compile.runtime.host import Host

@@ -11,9 +11,9 @@ import jax.numpy as jnp
 import numpy as np
 
 from jfluid import errors
-from jfluid.compile import trace
-from jfluid.compile.lower import Known
-from jfluid.compile.plan import Item
+from jfluid.compile.lowering import trace
+from jfluid.compile.lowering.lower import Known
+from jfluid.compile.lowering.plan import Item
 from jfluid.ops.selected_rows import SelectedRows
 from jfluid.parallel.phases import Phase
 

@@ -14,7 +14,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jfluid.compile.lower import NOTHING, Item, Known, Lowering, pairs_of
+from jfluid.compile.lowering.lower import NOTHING, Item, Known, Lowering, pairs_of
 from jfluid.ir.operator import Operator
 from jfluid.ir.variable import EMPTY_NAME
 from jfluid.ops import ragged_dispatch

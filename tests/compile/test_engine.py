@@ -75,8 +75,8 @@ def test_one_place_traces(text):
         f
         for f in found
         if not f.startswith("ops/")
-        and f not in ("compile/lower.py", "compile/control.py", "parallel/vmapped_lowering.py")
-    ] == ["compile/trace.py"]
+        and f not in ("compile/lowering/lower.py", "compile/lowering/control.py", "parallel/vmapped_lowering.py")
+    ] == ["compile/lowering/trace.py"]
 
 
 def test_nobody_reaches_into_an_executor():

@@ -5,7 +5,7 @@ import pytest
 
 import jfluid as fluid
 from jfluid import layers
-from jfluid.compile import table_gradients
+from jfluid.compile.lowering import table_gradients
 from jfluid.compile.runtime import executables
 
 DEPTH = 8

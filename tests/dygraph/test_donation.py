@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import jfluid as fluid
-from jfluid.compile import update_dependencies
+from jfluid.compile.lowering import update_dependencies
 from jfluid.dygraph import compiled_trace, donation, lazy_graph
 
 

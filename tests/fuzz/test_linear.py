@@ -13,9 +13,9 @@ import pytest
 
 import jfluid as fluid
 from jfluid import errors
-from jfluid.compile.expansion import Expansion
-from jfluid.compile.lower import pairs_of
-from jfluid.compile.plan import live_ops, plan
+from jfluid.compile.lowering.expansion import Expansion
+from jfluid.compile.lowering.lower import pairs_of
+from jfluid.compile.lowering.plan import live_ops, plan
 from jfluid.doctor import examine, python2
 from jfluid.ir import framework_pb2 as pb
 from jfluid.ir import nesting, printer, svg

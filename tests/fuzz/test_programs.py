@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 import jfluid as fluid
 from jfluid import errors
-from jfluid.compile.plan import plan
+from jfluid.compile.lowering.plan import plan
 from jfluid.files.saved_model import columns
 from jfluid.ir import framework_pb2 as pb
 from jfluid.ir.program import Program

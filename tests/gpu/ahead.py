@@ -13,8 +13,8 @@ import pytest
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 import jfluid as fluid
-from jfluid.compile import plan
-from jfluid.compile.plan import Plan
+from jfluid.compile.lowering import plan
+from jfluid.compile.lowering.plan import Plan
 from jfluid.compile.runtime import filter_layouts, placement
 from jfluid.compile.runtime.step import CompiledSegment, Step
 from jfluid.engine import Engine

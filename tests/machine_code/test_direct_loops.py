@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import jfluid as fluid
-from jfluid.compile.rnn_kernels import RnnKernels
+from jfluid.compile.lowering.rnn_kernels import RnnKernels
 from jfluid.machine_code import direct_gru, direct_lstm, kernel_registry
 from jfluid.machine_code.processor import LANES
 from jfluid.ops import recurrent, recurrent_loops, sequence_loops

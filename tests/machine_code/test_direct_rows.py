@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import jfluid as fluid
-from jfluid.compile.embedding_kernels import EmbeddingKernels
+from jfluid.compile.lowering.embedding_kernels import EmbeddingKernels
 from jfluid.machine_code import direct_rows, kernel_registry
 from jfluid.ops import embedding, optimizer, table_rows
 from jfluid.ops.selected_rows import SelectedRows

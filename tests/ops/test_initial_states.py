@@ -8,7 +8,7 @@ import pytest
 
 import jfluid as fluid
 from jfluid import errors
-from jfluid.compile.rnn_kernels import RnnKernels
+from jfluid.compile.lowering.rnn_kernels import RnnKernels
 from jfluid.ops import recurrent, sequence_loops
 from jfluid.ops.ragged import Level, Ragged
 

@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 
-from jfluid.compile.fetched_array import fetched
+from jfluid.compile.runtime.fetched_array import fetched
 from jfluid.errors import FeedError, FetchError, UninitializedError
 from jfluid.ir.block import Block
 from jfluid.ir.types import np_dtype, var_type

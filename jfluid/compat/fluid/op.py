@@ -8,8 +8,8 @@ import numpy as np
 
 from jfluid import errors
 from jfluid.compat.fluid.framework import OpProtoHolder, get_all_op_protos
-from jfluid.compile import trace
-from jfluid.compile.plan import Segment
+from jfluid.compile.lowering import trace
+from jfluid.compile.lowering.plan import Segment
 from jfluid.compile.runtime import padding, scope_rows
 from jfluid.compile.runtime.host import Host
 from jfluid.ir.operator import Operator as ProgramOperator

@@ -6,7 +6,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from jfluid.compile.fetched_array import FetchedArray, fetched
+from jfluid.compile.runtime.fetched_array import FetchedArray, fetched
 from jfluid.errors import FeedError, FetchError, ProgramError
 from jfluid.lod_tensor import LoDTensor
 

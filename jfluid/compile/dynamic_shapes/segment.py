@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from jfluid.compile.dynamic_shapes.traced import Call
-from jfluid.compile.plan import Item
+from jfluid.compile.lowering.plan import Item
 from jfluid.compile.runtime.covers import Notes
 from jfluid.compile.runtime.executable_cache import Beside, Entry
 

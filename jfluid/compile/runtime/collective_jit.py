@@ -12,7 +12,7 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from jfluid import processes
-from jfluid.compile.plan import Item
+from jfluid.compile.lowering.plan import Item
 from jfluid.compile.runtime.executables import Executables, WaitedCall
 from jfluid.compile.runtime.options import options
 from jfluid.ir.block import reads_of, writes_of

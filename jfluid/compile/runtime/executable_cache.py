@@ -26,7 +26,7 @@ from jax.experimental.compilation_cache import compilation_cache
 
 from jfluid import environment, flags
 from jfluid.caches import kept_files
-from jfluid.compile.plan import Item, Plan
+from jfluid.compile.lowering.plan import Item, Plan
 from jfluid.compile.runtime import library_fusions
 from jfluid.compile.runtime.executable_prefetch import ExecutablePrefetch
 from jfluid.host import collector, heap

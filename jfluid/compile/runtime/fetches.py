@@ -8,7 +8,7 @@ import jax
 import numpy as np
 
 from jfluid import errors
-from jfluid.compile.fetched_array import fetched as fetched_array
+from jfluid.compile.runtime.fetched_array import fetched as fetched_array
 from jfluid.compile.runtime.padding import trimmed
 from jfluid.ir.operator import Operator
 from jfluid.ir.variable import Variable

@@ -15,7 +15,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from jfluid.compile.plan import Plan
+from jfluid.compile.lowering.plan import Plan
 from jfluid.compile.rewrites.image_convolution import HELD
 from jfluid.compile.rewrites.traced_value import Order, inverse
 from jfluid.ir.operator import Operator

@@ -8,7 +8,7 @@ import jax
 import numpy as np
 
 from jfluid import errors
-from jfluid.compile.plan import Plan, Segment, on_kept_rows, plan_block
+from jfluid.compile.lowering.plan import Plan, Segment, on_kept_rows, plan_block
 from jfluid.compile.runtime import memory, padding, scope_rows
 from jfluid.ir.block import outer_names
 from jfluid.ir.operator import Operator

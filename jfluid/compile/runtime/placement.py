@@ -13,12 +13,12 @@ import jax
 import numpy as np
 
 from jfluid import errors, processes
-from jfluid.compile import trace
 from jfluid.compile.dynamic_shapes.stream import FeedShares
 from jfluid.compile.dynamic_shapes.traced import Call
-from jfluid.compile.lower import NOTHING, Known
+from jfluid.compile.lowering import trace
+from jfluid.compile.lowering.lower import NOTHING, Known
+from jfluid.compile.lowering.plan import Plan
 from jfluid.compile.numpy_steps.beside import device_of_interpreter
-from jfluid.compile.plan import Plan
 from jfluid.compile.rewrites import image_convolution
 from jfluid.compile.rewrites.traced_value import Order, inverse, permuted
 from jfluid.compile.runtime import collective_jit, executable_cache, filter_layouts, padding, slots

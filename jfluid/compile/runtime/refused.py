@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 
 from jfluid import errors
-from jfluid.compile.plan import Item, before, live_ops
+from jfluid.compile.lowering.plan import Item, before, live_ops
 from jfluid.ir.block import reads_of
 from jfluid.ir.operator import Operator
 from jfluid.ops.refusals import Rule

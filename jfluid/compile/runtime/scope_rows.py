@@ -7,8 +7,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from jfluid import errors
-from jfluid.compile import trace
-from jfluid.compile.plan import Item, keeps_rows
+from jfluid.compile.lowering import trace
+from jfluid.compile.lowering.plan import Item, keeps_rows
 from jfluid.compile.runtime import padding
 from jfluid.ir.operator import Operator
 from jfluid.lod_tensor import LoDTensor, SelectedRows

@@ -14,15 +14,15 @@ from typing import Any
 
 import numpy as np
 
-from jfluid.compile.control import COUNTER, NOT_COUNTING, Counting
-from jfluid.compile.lower import LONGEST, Path, known_part
-from jfluid.compile.plan import Item, before
+from jfluid.compile.lowering.control import COUNTER, NOT_COUNTING, Counting
+from jfluid.compile.lowering.lower import LONGEST, Path, known_part
+from jfluid.compile.lowering.plan import Item, before
+from jfluid.compile.lowering.trace import First
 from jfluid.compile.runtime import padding, slots
 from jfluid.compile.runtime.executable_cache import Entry
 from jfluid.compile.runtime.lru_cache import LruCache
 from jfluid.compile.runtime.placement import Function, Placement
 from jfluid.compile.runtime.refused import Refusals
-from jfluid.compile.trace import First
 from jfluid.ir.block import reads_of
 from jfluid.ops.refusals import TABLE
 from jfluid.ops.static_values import Unknown

@@ -9,14 +9,14 @@ import jax.numpy as jnp
 import numpy as np
 
 from jfluid import errors, flags
-from jfluid.compile import scalars
 from jfluid.compile.dynamic_shapes.exact_shapes import ExactShapes
 from jfluid.compile.dynamic_shapes.history import StreamHistory
 from jfluid.compile.dynamic_shapes.segment import Evaluate, Segment
 from jfluid.compile.dynamic_shapes.stream import ShapeStream
 from jfluid.compile.dynamic_shapes.traced import Call
-from jfluid.compile.lower import Known
-from jfluid.compile.plan import Plan, with_host_loop
+from jfluid.compile.lowering import scalars
+from jfluid.compile.lowering.lower import Known
+from jfluid.compile.lowering.plan import Plan, with_host_loop
 from jfluid.compile.runtime import memory, slots
 from jfluid.compile.runtime.executable_cache import Beside, Entry, Together
 from jfluid.compile.runtime.executables import Executables

@@ -8,7 +8,7 @@ from typing import Any
 import jax
 
 from jfluid import errors
-from jfluid.compile.plan import Plan
+from jfluid.compile.lowering.plan import Plan
 from jfluid.compile.runtime import slots
 from jfluid.compile.runtime.filter_layouts import HeldTensors
 from jfluid.compile.runtime.placement import Placement

@@ -7,7 +7,7 @@ import jax
 import numpy as np
 
 from jfluid import errors
-from jfluid.compile import trace
+from jfluid.compile.lowering import trace
 from jfluid.ir.operator import Operator
 from jfluid.ops import registry
 

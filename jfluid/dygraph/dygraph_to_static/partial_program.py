@@ -9,8 +9,8 @@ import jax
 import jax.numpy as jnp
 
 from jfluid import errors
-from jfluid.compile import trace
-from jfluid.compile.plan import Item, plan
+from jfluid.compile.lowering import trace
+from jfluid.compile.lowering.plan import Item, plan
 from jfluid.dygraph import released_ops
 from jfluid.dygraph.dygraph_to_static.structures import is_array
 from jfluid.dygraph.varbase import VarBase, tracer

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from jax import lax
 
-from jfluid.compile.embedding_kernels import EmbeddingKernels
+from jfluid.compile.lowering.embedding_kernels import EmbeddingKernels
 from jfluid.compile.rewrites import jaxpr_rewrites
 from jfluid.machine_code import kernel_registry
 from jfluid.ops import embedding, norm, table_rows

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import jfluid as fluid
-from jfluid.compile.plan import live_ops, plan
+from jfluid.compile.lowering.plan import live_ops, plan
 from jfluid.compile.runtime import collective_jit
 from jfluid.compile.runtime.placement import Processes, of_device
 from jfluid.compile.runtime.step import CompiledSegment

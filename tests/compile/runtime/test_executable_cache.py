@@ -10,7 +10,7 @@ from jax.experimental.compilation_cache import compilation_cache
 
 import jfluid as fluid
 from jfluid.caches import kept_files
-from jfluid.compile import trace
+from jfluid.compile.lowering import trace
 from jfluid.compile.runtime import executable_cache, executable_prefetch, memory
 from jfluid.machine_code import kernel_registry
 from jfluid.ops import registry

@@ -7,7 +7,7 @@ import pytest
 
 import jfluid as fluid
 from jfluid import engine
-from jfluid.compile import plan
+from jfluid.compile.lowering import plan
 from jfluid.compile.runtime import filter_layouts
 from jfluid.compile.runtime.filter_layouts import Held
 from tests.gpu.ahead import TracedAsForH200

@@ -10,7 +10,7 @@ import pytest
 
 import jfluid as fluid
 from jfluid import layers
-from jfluid.compile.fetched_array import FetchedArray, fetched
+from jfluid.compile.runtime.fetched_array import FetchedArray, fetched
 
 LINES = {
     "float": lambda v: float(v),

@@ -6,8 +6,8 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from jfluid.compile.plan import Item
-from jfluid.compile.update_dependencies import RATE
+from jfluid.compile.lowering.plan import Item
+from jfluid.compile.lowering.update_dependencies import RATE
 
 FEWEST = 4
 # Parts of one array: of updates of 255 XLA makes three kernels, of updates of 256 it makes 256.

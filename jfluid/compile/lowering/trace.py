@@ -10,15 +10,15 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jfluid.compile import scalars, table_gradients, update_dependencies
-from jfluid.compile.control import NOT_COUNTING, Counting
 from jfluid.compile.dynamic_shapes.dims import NoRule, first_line
-from jfluid.compile.embedding_kernels import EmbeddingKernels
-from jfluid.compile.lower import NOTHING, Known, Lowering, Path, Reached, needed
-from jfluid.compile.plan import Item
+from jfluid.compile.lowering import scalars, table_gradients, update_dependencies
+from jfluid.compile.lowering.control import NOT_COUNTING, Counting
+from jfluid.compile.lowering.embedding_kernels import EmbeddingKernels
+from jfluid.compile.lowering.lower import NOTHING, Known, Lowering, Path, Reached, needed
+from jfluid.compile.lowering.plan import Item
+from jfluid.compile.lowering.rnn_kernels import RnnKernels
 from jfluid.compile.rewrites import jaxpr_rewrites
 from jfluid.compile.rewrites.traced_value import Order, inverse
-from jfluid.compile.rnn_kernels import RnnKernels
 from jfluid.host import collector
 from jfluid.ops import batched_random, sequence_loops, table_rows
 from jfluid.ops.collective import AXIS

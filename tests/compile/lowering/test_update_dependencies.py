@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 
 import jfluid as fluid
-from jfluid.compile import update_dependencies
-from jfluid.compile.plan import live_ops
+from jfluid.compile.lowering import update_dependencies
+from jfluid.compile.lowering.plan import live_ops
 from jfluid.compile.runtime.step import CompiledSegment
 
 OPTIMIZERS = {

@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
-from jfluid.compile.plan import Item
+from jfluid.compile.lowering.plan import Item
 from jfluid.ir.variable import EMPTY_NAME
 from jfluid.ops import dependency
 from jfluid.ops.gradients import GRAD

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from jfluid import errors
-from jfluid.compile.expansion import make_room
+from jfluid.compile.lowering.expansion import make_room
 from jfluid.ir import nesting
 from jfluid.ir.block import Block, kept, outer_names, reads_of, writes_of
 from jfluid.ir.operator import Operator

@@ -5,8 +5,8 @@ import pytest
 
 import jfluid as fluid
 from jfluid import layers
-from jfluid.compile import table_gradients
-from jfluid.compile.plan import live_ops
+from jfluid.compile.lowering import table_gradients
+from jfluid.compile.lowering.plan import live_ops
 from jfluid.ops import embedding
 
 

@@ -9,7 +9,7 @@ import pytest
 
 import jfluid as fluid
 from jfluid import engine
-from jfluid.compile import scalars
+from jfluid.compile.lowering import scalars
 from tests.gpu.ahead import TracedAsForH200
 
 

@@ -14,8 +14,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from jfluid import errors
-from jfluid.compile import loop_bounds
-from jfluid.compile.expansion import Expansion
+from jfluid.compile.lowering import loop_bounds
+from jfluid.compile.lowering.expansion import Expansion
 from jfluid.ir.block import Block, outer_names
 from jfluid.ir.operator import Operator
 from jfluid.ir.types import VarType
@@ -249,7 +249,7 @@ def while_(lowering: BlockLowering, op: Operator, env: Values) -> Values:
     """Run the block while the condition holds.
 
     A short loop of known length is unrolled. Any other is one compiled loop. If gradients are
-    needed it runs up to a bound (`jfluid.compile.loop_bounds`), and the iterations after its end
+    needed it runs up to a bound (`jfluid.compile.lowering.loop_bounds`), and the iterations after its end
     have no effect.
     """
     block, condition = op.attrs["sub_block"], op.inputs["Condition"][0]

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from jfluid.compile.plan import Item
+from jfluid.compile.lowering.plan import Item
 from jfluid.ir.block import reads_of, writes_of
 from jfluid.ir.operator import Operator
 from jfluid.ops.ragged import rows_of

@@ -10,11 +10,11 @@ import jax.numpy as jnp
 import numpy as np
 
 from jfluid import errors
-from jfluid.compile import control, scalars, table_gradients, update_dependencies
-from jfluid.compile.expansion import Expansion
-from jfluid.compile.plan import live_ops, op_uid, twin_uid
+from jfluid.compile.lowering import control, scalars, table_gradients, update_dependencies
+from jfluid.compile.lowering.expansion import Expansion
+from jfluid.compile.lowering.plan import live_ops, op_uid, twin_uid
+from jfluid.compile.lowering.update_dependencies import Awaited
 from jfluid.compile.runtime import memory
-from jfluid.compile.update_dependencies import Awaited
 from jfluid.ir.block import Block, reads_of
 from jfluid.ir.operator import Operator
 from jfluid.ir.types import VarType

@@ -1,0 +1,1 @@
+"""Lowering: plans of programs, and the traced functions of their segments."""
