@@ -8,7 +8,7 @@ import tempfile
 
 import jax
 
-from jfluid import fusion_shares
+from jfluid.record import fusion_shares
 
 # An instruction of a compiled module, and what tells that it multiplies matrices: itself, the library or the
 # machine code of jfluid that it calls, or the computation that it is a name for.

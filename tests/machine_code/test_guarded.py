@@ -29,7 +29,7 @@ from jfluid.ops.sequence_loops import LstmForm
 from tests.machine_code import guarded
 rows, first, last = map(int, sys.argv[2:])
 width, made = 16, [jax.ShapeDtypeStruct((4, n * 16), np.float32) for n in (1, 1, 4)]
-sizes, weight = direct_loops.Sizes((), 4, 1, width), np.zeros((width, 4 * width), np.float32)
+sizes, weight = direct_loops.LoopSizes((), 4, 1, width), np.zeros((width, 4 * width), np.float32)
 panels = direct_loops.Panels.of(weight)
 numbers = direct_lstm._numbers(LstmForm(("sigmoid", "tanh", "tanh")), sizes, panels)
 numbers = np.array([numbers[n] for n in lstm_kernels.GEOMETRY], np.int32)

@@ -49,7 +49,8 @@ class LargeRun:
         """Return the results of the executable."""
         with contextlib.suppress(RuntimeError):  # the run before failed: the executable tells it
             jax.block_until_ready(arguments)
-        if self._is_first or not self._finds_block():
+        alone = self._waits_for_block()
+        if self._is_first or not self._finds_block(alone):
             heap.give_back()  # free blocks may be too small, and would stay beside a new block
             LargeRun._left = 0
         if self._is_first:
@@ -61,14 +62,18 @@ class LargeRun:
         LargeRun._last = heap.used_bytes(), self._size, threading.get_ident()
         return self._run(*arguments)
 
-    def _finds_block(self) -> bool:
-        """Return True if the run needs no memory beside what runs have left; wait until they have left it."""
+    @staticmethod
+    def _waits_for_block() -> bool:
+        """Wait until the last run has freed its block; return False if runs of further threads use the heap."""
         used, taken, thread = LargeRun._last
         alone = heap.keeps_blocks() and thread in (0, threading.get_ident())  # runs of two threads need two blocks
-        if alone:
-            end = time.monotonic() + _WAIT
-            while heap.used_bytes() > used + taken // 2 and time.monotonic() < end:
-                time.sleep(_PAUSE)
+        end = time.monotonic() + _WAIT
+        while alone and heap.used_bytes() > used + taken // 2 and time.monotonic() < end:
+            time.sleep(_PAUSE)
+        return alone
+
+    def _finds_block(self, alone: bool) -> bool:
+        """Return True if the run needs no memory beside what runs have left."""
         if self._size > LargeRun._left:
             return LargeRun._left == 0
         return not alone or heap.holds_free(self._size + _ALIGNING_BYTES)

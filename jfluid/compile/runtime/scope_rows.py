@@ -60,6 +60,7 @@ def run(item: Item, env: dict[str, Any], key: Any, scope: Scope) -> None:
         value = padding.trimmed(values[name])
         if _is_kept(op, name):
             write(scope.find_var(name) or scope.var(name), value, op.type)
+            env.pop(name, None)  # a fed value
         elif isinstance(value, SelectedRows):
             env[name] = values[name]
         elif isinstance(value, LoDTensor):
@@ -74,7 +75,7 @@ def _is_kept(op: Operator, name: str) -> bool:
 
 def _input(op: Operator, name: str, env: dict[str, Any], scope: Scope) -> Any:
     """Return the value of an input. Raises UninitializedError for SelectedRows that the scope does not hold."""
-    if not _is_kept(op, name):
+    if name in env or not _is_kept(op, name):  # fed, or no rows of the scope
         return env[name]
     var = scope.find_var(name)
     if var is None or not var.holds_selected_rows() or not var.get_selected_rows().get_tensor()._is_initialized():

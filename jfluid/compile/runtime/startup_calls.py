@@ -15,7 +15,6 @@ from jfluid.compile.numpy_steps import elementwise, shapes
 from jfluid.compile.numpy_steps.interpreter import Listing
 from jfluid.compile.runtime import executable_cache
 from jfluid.compile.runtime.executables import Executables, WaitedCall
-from jfluid.host import aligned_memory
 
 _RULES = (elementwise, shapes)  # their import registers the rules
 # Primitives without arithmetic: XLA fuses a multiplication and an addition, and rounds once.
@@ -61,7 +60,7 @@ class StartupCall(WaitedCall):
     def __call__(self, *arguments: Any) -> Any:
         drawn = self._draws(*arguments)
         listing, tree = self._rest.noted()
-        placed = jax.device_put(_apart(listing, drawn), self._device)
+        placed = _apart(listing, drawn, self._device)
         return jax.tree.map(placed.__getitem__, tree)
 
     def lower(self, *arguments: Any) -> Any:
@@ -69,20 +68,26 @@ class StartupCall(WaitedCall):
         return self._compiled(self._fresh()).trace(*arguments).lower()
 
 
-def _apart(listing: Listing, drawn: list[jax.Array]) -> list[Any]:
-    """Return the results of a listing for drawn numbers. No two of the results share memory."""
+def _apart(listing: Listing, drawn: list[jax.Array], device: jax.Device) -> list[Any]:
+    """Return the results of a listing for drawn numbers, on a device. No two of the results share memory."""
     values = [np.asarray(v) for v in drawn]
     results = listing.run(values)
     whole = {id(value): own for value, own in zip(values, drawn)}
     own = {id(v): whole[id(v)] for v in results if id(v) in whole}
     del values, whole
     drawn.clear()
-    # JAX copies no array at an address divisible by 64. The draws go away with the last view.
     for at, value in enumerate(results):
-        results[at] = own.pop(id(value), None)
-        if results[at] is None:
-            results[at] = aligned_memory.copied(value)
+        whole_draw = own.pop(id(value), None)
+        results[at] = _copied(value, device) if whole_draw is None else whole_draw
     return results
+
+
+def _copied(value: Any, device: jax.Device) -> jax.Array:
+    """Return a copy in memory that XLA made, into which a later step can write. NumPy's memory would stay beside it."""
+    shared = jax.device_put(value, device)  # no copy at an address divisible by 64
+    copy: jax.Array = jax.device_put(shared, device, may_alias=False)
+    shared.delete()  # once the copy is made
+    return copy
 
 
 class _Rest:

@@ -93,7 +93,8 @@ def test_only_executables_with_large_intermediate_results_wait(temporary):
 
 
 def test_a_run_waits_until_the_block_of_the_run_before_is_free(given_back, monkeypatch):
-    used = iter([100, 100, 100 + large_runs.LARGE, 100 + large_runs.LARGE, 150, 150])
+    full = 100 + large_runs.LARGE
+    used = iter([0, 100, full, 150, 100, full, 150, 150])
     asked = []
     monkeypatch.setattr(large_runs.heap, "keeps_blocks", lambda: True)
     monkeypatch.setattr(large_runs.heap, "used_bytes", lambda: next(used))
