@@ -94,7 +94,7 @@ def launch(count, seconds, browsers, hung, stack):
     job = parse(["--log_dir", str(folder), "--dashboard", str(folder / "train.py")]).job
     held = stack.enter_context(contextlib.closing(JobRecord(job, 0)))
     links = []
-    with mock.patch.object(page, "say", links.append):
+    with mock.patch.object(page, "announce", links.append):
         shown = page.Page(job, "a secret of this benchmark")
     stack.callback(shown.close)
     port = int(re.search(r":(\d+)/", links[0])[1])

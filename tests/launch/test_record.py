@@ -84,7 +84,7 @@ def test_restarts_and_the_traceback_of_a_failure():
     assert "Traceback" in failures[0]["excerpt"] and "<b>too</b> \x1b[31m large" in failures[0]["excerpt"]
     assert len(recorded("trainer.0", "start")) == 2 and len(recorded("trainer.0", "scalars")) == 6
     assert [line["restarts"] for line in recorded("trainer.0", "start")] == [0, 1]
-    assert recorded("launcher.0", "usage")[0]["members"]["rank 0"][0] > 0
+    assert "rank 0" in recorded("launcher.0", "usage")[0]["members"]  # 0 bytes for a process that has just ended
 
 
 def test_a_member_that_is_started_again_alone():
