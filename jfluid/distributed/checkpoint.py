@@ -105,7 +105,7 @@ def save_inference_model(
     division = division_of(main_program, "save_inference_model")
     program = without_servers(origin_program if origin_program is not None else division.origin)
     persistable = [v.name for v in program.list_vars() if is_persistable(v)]
-    paths_to_write(dirname, persistable, reserved=["__model__", "__model__.main_program"])
+    paths_to_write(dirname, persistable)
     tables = {n: division.layout.parameters[n] for n, v in division.variables.items() if v.table == n}
     remote_look_ups.mark(program, tables)
     file, model, names = models.model_to_save(feeded_var_names, target_vars, program, None, export_for_deployment)

@@ -6,8 +6,8 @@ from typing import Any
 
 from jfluid import errors
 from jfluid.files.file_sets import Files, check_local, read_whole, saving
-from jfluid.files.saved_model import MODEL, columns, read_program
-from jfluid.files.storage import paths_to_write
+from jfluid.files.saved_model import columns, read_program
+from jfluid.files.storage import MODEL, paths_to_write
 from jfluid.files.tensor_format import Stored
 from jfluid.files.variables import (
     chosen,

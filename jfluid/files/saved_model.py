@@ -13,14 +13,13 @@ import numpy as np
 
 from jfluid import errors
 from jfluid.files.file_sets import Files, check_local, read_whole
-from jfluid.files.storage import bounded_reader, path_below
+from jfluid.files.storage import MODEL, bounded_reader, path_below
 from jfluid.files.tensor_format import pass_tensor
 from jfluid.ir.operator import Operator
 from jfluid.ir.program import Program
 from jfluid.ir.types import VarType
 from jfluid.ir.variable import Variable
 
-MODEL = "__model__"
 # What files of all parameters are called, beside what a model's own name suggests.
 _COMBINED = ("__params__", "params", "__variables__", "model.pdparams")
 # Variables that are no state although programs call them persistable.

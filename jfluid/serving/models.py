@@ -6,7 +6,7 @@ import os
 from collections.abc import Callable, Mapping
 
 from jfluid import errors
-from jfluid.files.saved_model import MODEL
+from jfluid.files.storage import MODEL
 from jfluid.serving.requests import BadRequest, shown
 from jfluid.serving.service import Resources, Service
 
