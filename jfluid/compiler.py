@@ -9,7 +9,7 @@ from jfluid.ir.graph import Graph
 from jfluid.ir.operator import OpRole
 from jfluid.ir.program import Program
 from jfluid.parallel import notices
-from jfluid.parallel.data_parallel import DataParallel
+from jfluid.parallel.data_parallel import DataParallelProgram
 from jfluid.parallel.passes import PassBuilder
 
 __all__ = ["BuildStrategy", "CompiledProgram", "ExecutionStrategy"]
@@ -191,7 +191,7 @@ class CompiledProgram:
             raise TypeError(f"CompiledProgram: expected a Program, found {type(program_or_graph).__name__}")
         self._program = program_or_graph
         self._build_strategy = _checked(build_strategy, BuildStrategy)
-        self._parallel: DataParallel | None = None
+        self._parallel: DataParallelProgram | None = None
         self._predictor: Any = None  # what runs the model of a config, in place of the program
         self._compiled_for: tuple[Any, Any] | None = None  # a scope and a place
 
@@ -253,7 +253,7 @@ class CompiledProgram:
                 f"num_iteration_per_run: expected 1 or more, found {execution.num_iteration_per_run}"
             )
         notices.bound_threads(execution)
-        self._parallel = DataParallel(self._program, build, execution, places)
+        self._parallel = DataParallelProgram(self._program, build, execution, places)
         return self
 
     def _with_inference_optimize(self, config: Any) -> "CompiledProgram":
@@ -298,7 +298,7 @@ class CompiledProgram:
         return self._program
 
 
-def resolved(program: Any) -> tuple[Program, DataParallel | None]:
+def resolved(program: Any) -> tuple[Program, DataParallelProgram | None]:
     """Return (the Program to run, its data parallelism or None) of the `program` argument of `run`.
 
     Raises TypeError for anything else than a Program or CompiledProgram.

@@ -11,7 +11,7 @@ from jfluid import errors
 from jfluid.dataset import exchange, shuffle
 from jfluid.dataset.data_feed_desc import positive, text_of
 from jfluid.dataset.memory_budget import MemoryBudget
-from jfluid.dataset.multislot import Parser, Records, Slot, joined, no_records
+from jfluid.dataset.multislot import DatasetSlot, Parser, Records, joined, no_records
 from jfluid.dataset.reader_threads import BadLines, ReaderThreads, batches_of, records_of
 from jfluid.dataset.text_files import FileSource, ShellCommands
 from jfluid.ir.types import VarType
@@ -45,7 +45,7 @@ class DatasetBase:
     _feed = ""
 
     def __init__(self) -> None:
-        self._slots: list[Slot] = []
+        self._slots: list[DatasetSlot] = []
         self._files: list[str] | None = None
         self._batch_size, self._threads = 1, 1
         self._source, self._bad = FileSource(), BadLines()
@@ -489,7 +489,7 @@ class _Loading:
         return joined(parts) if parts else no_records(self._slots)
 
 
-def _slot_of(var: Variable) -> Slot:
+def _slot_of(var: Variable) -> DatasetSlot:
     if var.dtype not in (VarType.INT64, VarType.FP32):
         raise errors.DataError(f"set_use_var: {var.name}: expected dtype int64 or float32, found {var.dtype.name}")
     shape = tuple(var.shape[1:])
@@ -503,7 +503,7 @@ def _slot_of(var: Variable) -> Slot:
             f"set_use_var: {var.name}: a dense slot must know all dimensions but the first, found shape "
             f"{list(var.shape)}"
         )
-    return Slot(var.name, var.dtype == VarType.FP32, shape if var.lod_level == 0 else None)
+    return DatasetSlot(var.name, var.dtype == VarType.FP32, shape if var.lod_level == 0 else None)
 
 
 def _box_only(name: str, value: Any) -> None:

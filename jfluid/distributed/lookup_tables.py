@@ -11,8 +11,7 @@ from jfluid.distributed import checkpoint, saved_tables
 from jfluid.engine import HasEngine
 from jfluid.files.file_sets import Files, read_whole
 from jfluid.files.saved_model import read_program
-from jfluid.files.storage import MODEL
-from jfluid.files.storage import path_below
+from jfluid.files.storage import MODEL, path_below
 from jfluid.files.tensor_format import Stored
 from jfluid.files.variables import check_fits, chosen, is_persistable, read_vars, write_scope
 from jfluid.ir.program import Program

@@ -234,7 +234,7 @@ class Head:
             return f"there is no host {join.node}"
         return f"host {join.node} is there already" if join.node in joined else None
 
-    # ---- during a run: see supervise.Peers -------------------------------------------------------
+    # ---- during a run: see supervise.PeerLaunchers ----------------------------------------------
 
     def connections(self) -> Sequence[_Connection]:
         return self._connections

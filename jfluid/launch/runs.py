@@ -25,7 +25,7 @@ from jfluid.launch.profiling import Profiles
 from jfluid.launch.recording import JobRecord
 from jfluid.launch.rendezvous import Follower, Head, RunMembers, Verdict, interruption
 from jfluid.launch.shipping import named
-from jfluid.launch.supervise import Peers, Signals, Supervisor
+from jfluid.launch.supervise import PeerLaunchers, Signals, Supervisor
 from jfluid.record.profiles import parse_steps
 from jfluid.security import secret, snapshot_owner
 
@@ -86,7 +86,7 @@ class _Runner:
         self.attempt += 1
         return self._supervise(local_gang(self.job), signals)
 
-    def _supervise(self, members: Sequence[Member], signals: Signals, peers: Peers | None = None) -> Verdict:
+    def _supervise(self, members: Sequence[Member], signals: Signals, peers: PeerLaunchers | None = None) -> Verdict:
         more = ProcessEnvironment(restarts=self.attempt).to_env() | self.record.variables()
         environments = [{**member.env, **(member.env_again if self.attempt else {}), **more} for member in members]
         members = [

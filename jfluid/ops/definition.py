@@ -135,7 +135,7 @@ class Options:
             function `(attributes, inputs by slot) -> bool`, where inputs are `Ragged` if replicas have
             rows of their own.
         declared_wrong: input slots whose values may have other shapes than Fluid's layers declare.
-        refuses: rules (`jfluid.ops.refusals.Rule`) of input values that are refused before a step runs.
+        refuses: rules (`jfluid.ops.refusals.RefusalRule`) of input values that are refused before a step runs.
         reaches: how the operator acts outside of its computation, or None. Programs that were read are
             refused with it. An operator that the host runs, or one without a function, must declare it.
         absent: why this release cannot run the operator; it stands in programs that are made, printed and

@@ -206,11 +206,11 @@ class Replicas(Placement):
             raise replica_feeds.uneven(error, self.sharding.replicas) from error
         return found
 
-    def _watched(self, at: int) -> AbstractContextManager[collective_watch.Call]:
+    def _watched(self, at: int) -> AbstractContextManager[collective_watch.CollectiveCall]:
         """Return the context of a call of segment `at`, which waits for other processes if it sums gradients."""
         if self.sharding.spans_processes and any(phase.reduced for phase in self._phases[at]):
             return collective_watch.call(collective_watch.STEP)
-        return nullcontext(collective_watch.Call())
+        return nullcontext(collective_watch.CollectiveCall())
 
     def unpacked(self, results: Any) -> Any:
         jax.block_until_ready(_Calls.running)

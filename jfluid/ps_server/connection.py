@@ -25,7 +25,7 @@ from jfluid.ps_server.errors import (
 from jfluid.ps_server.grpc_transport import ASIDE_S, GrpcTransport
 from jfluid.ps_server.replay_log import LoggedCall, ReplayLog, SequenceNumbers
 from jfluid.ps_server.socket_channels import CallStreams
-from jfluid.ps_server.transport import SMALLEST, Call, Sender, Transport
+from jfluid.ps_server.transport import SMALLEST, Sender, ServerCall, Transport
 from jfluid.ps_server.zero_copy import IncomingExchangeReply, IncomingPullReply, OutgoingRequest
 
 T = TypeVar("T")
@@ -122,7 +122,7 @@ class ServerConnection:
         data = request.SerializeToString()
         if len(data) > wire.LARGEST_MESSAGE:
             raise TooLargeError(f"{method}: a message of {len(data)} bytes; the limit is {wire.LARGEST_MESSAGE}")
-        call = Call(method, [data], len(data))
+        call = ServerCall(method, [data], len(data))
         return self._tried(method, lambda timeout_s: self._grpc.send(call, timeout_s), waits)
 
     def _port(self) -> int | None:
@@ -303,7 +303,7 @@ class ServerConnection:
         request = pb.LeaveRequest(caller=caller, knows=True)
         for _ in range(_ASIDE_TRIES):
             try:
-                self._grpc.send(Call("Leave", [request.SerializeToString()], 0), min(self.timeout_s, ASIDE_S))
+                self._grpc.send(ServerCall("Leave", [request.SerializeToString()], 0), min(self.timeout_s, ASIDE_S))
                 return
             except grpc.RpcError as error:
                 if error.code() != grpc.StatusCode.UNAVAILABLE:
@@ -314,7 +314,7 @@ class ServerConnection:
     # ---- how it goes ----
 
     def _exchange(self, request: OutgoingRequest, reply_bytes: int, waits: bool) -> IncomingExchangeReply:
-        call = Call.of(request, reply_bytes)
+        call = ServerCall.of(request, reply_bytes)
         sender = self._fast_sender(call.size)
 
         def send(timeout_s: float | None) -> Any:

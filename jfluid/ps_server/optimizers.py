@@ -28,7 +28,7 @@ from jfluid.ps_server.kernels import body_of, floats_at, head_of, kernel
 from jfluid.ps_server.validation import NAME, Spec
 
 # What `specs` offers, too.
-__all__ = ["Adagrad", "Adam", "Ftrl", "Momentum", "Program", "RMSProp", "Sgd", "SlotSpec"]
+__all__ = ["Adagrad", "Adam", "Ftrl", "Momentum", "ProgramOptimizer", "RMSProp", "Sgd", "SlotSpec"]
 
 Array = np.ndarray[Any, Any]
 MOST_SLOTS = 16
@@ -482,7 +482,7 @@ class SlotSpec(Spec):
     initial: FiniteFloat = 0.0
 
 
-class Program(OptimizerSpec):
+class ProgramOptimizer(OptimizerSpec):
     """An optimizer that the caller of a table computes: see `SparseTable.update`.
 
     Only tables have it.
@@ -509,4 +509,4 @@ if TYPE_CHECKING:
 else:
     _ALL = [rule.settings for rule in RULES.values()]
     AnyOptimizer = Annotated[functools.reduce(operator.or_, _ALL), Field(discriminator="type")]
-    TableOptimizer = Annotated[functools.reduce(operator.or_, [*_ALL, Program]), Field(discriminator="type")]
+    TableOptimizer = Annotated[functools.reduce(operator.or_, [*_ALL, ProgramOptimizer]), Field(discriminator="type")]

@@ -29,7 +29,7 @@ _LEAST_LEAD, _LEAD_EXCHANGES, _TRIES = 2, 3, 8
 logger = logging.getLogger(__name__)
 
 
-class Peers:
+class PeerServers:
     """Servers of a job, as seen from one server.
 
     Args:
@@ -137,7 +137,7 @@ class Coordinator:
         every_s: seconds between two.
     """
 
-    def __init__(self, service: Service, peers: Peers, every_s: float):
+    def __init__(self, service: Service, peers: PeerServers, every_s: float):
         self._service, self._peers, self._every_s = service, peers, every_s
         self._due, self._ended = threading.Event(), threading.Event()
         self._thread = threading.Thread(target=self._run, name="jfluid-ps-recovery", daemon=True)

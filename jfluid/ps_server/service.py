@@ -29,7 +29,7 @@ from jfluid.ps_server.errors import (
     UnknownNameError,
 )
 from jfluid.ps_server.ledger import MutationId
-from jfluid.ps_server.metrics import Metrics
+from jfluid.ps_server.metrics import ServerMetrics
 from jfluid.ps_server.round_snapshots import RoundSnapshots
 from jfluid.ps_server.save_root import folder_below
 from jfluid.ps_server.served_streams import ServedStreams, answering
@@ -80,11 +80,11 @@ class Service:
         trainer_group: TrainerGroup,
         server: int = 0,
         servers: int = 1,
-        metrics: Metrics | None = None,
+        metrics: ServerMetrics | None = None,
         save_root: Path | None = None,
     ):
         self.store, self.trainer_group, self.server, self.servers = (store, trainer_group, server, servers)
-        self.metrics = metrics or Metrics(store)
+        self.metrics = metrics or ServerMetrics(store)
         self.metrics.waits = trainer_group.waits
         self.save_root = None if save_root is None else Path(os.path.realpath(save_root))
         self.incarnation = secrets.randbits(63) + 1  # of this process of the server; 0 stands for any

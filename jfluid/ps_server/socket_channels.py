@@ -29,7 +29,7 @@ import grpc
 import numpy as np
 
 from jfluid import errors
-from jfluid.ps_server.transport import STATUS, Call, CallError, Sender, Transport, lost, read_reply
+from jfluid.ps_server.transport import STATUS, CallError, Sender, ServerCall, Transport, lost, read_reply
 from jfluid.security import sockets
 
 MOST = 4  # streams of a client to a server, and so its concurrent calls through them
@@ -208,7 +208,7 @@ class CallStreams(Transport):
             self._connecting = True
         threading.Thread(target=self._connect, name="jfluid-ps-connect", daemon=True).start()
 
-    def _send(self, stream: CallStream, call: Call, timeout_s: float | None) -> Any:
+    def _send(self, stream: CallStream, call: ServerCall, timeout_s: float | None) -> Any:
         refused = answered = False
         try:
             stream.post(call.method, call.parts)

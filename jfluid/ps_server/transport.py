@@ -60,7 +60,7 @@ def lost(why: str) -> CallError:
 
 
 @dataclass
-class Call:
+class ServerCall:
     """A call to be sent, maybe several times.
 
     Attributes:
@@ -76,7 +76,7 @@ class Call:
     sent: Callable[[], None] | None = None
 
     @classmethod
-    def of(cls, request: OutgoingRequest, reply_bytes: int) -> "Call":
+    def of(cls, request: OutgoingRequest, reply_bytes: int) -> "ServerCall":
         """Return the call of a request with a reply of about `reply_bytes`; in chunks if either is large."""
         method, parts = request.single()
         size = max(sum(map(len, parts)), reply_bytes) + wire.OVERHEAD
@@ -94,7 +94,7 @@ def read_reply(method: str, data: bytes | memoryview) -> Any:
 
 # Sends one call, waits for at most so many seconds (None: without a limit), and returns the parsed reply.
 # It raises grpc.RpcError, or ValueError when the client was closed.
-Sender = Callable[[Call, float | None], Any]
+Sender = Callable[[ServerCall, float | None], Any]
 
 
 class Transport(ABC):

@@ -26,7 +26,7 @@ class TooManyRequests(errors.JFluidError):
 
 
 @dataclass(frozen=True)
-class Limits:
+class RequestLimits:
     """Bounds of requests and connections.
 
     Attributes:

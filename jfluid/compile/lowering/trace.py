@@ -22,7 +22,7 @@ from jfluid.compile.rewrites.traced_value import Order, inverse
 from jfluid.host import collector
 from jfluid.ops import batched_random, sequence_loops, table_rows
 from jfluid.ops.collective import AXIS
-from jfluid.ops.refusals import WIDTH, Rule
+from jfluid.ops.refusals import WIDTH, RefusalRule
 from jfluid.ops.selected_rows import SelectedRows
 
 # A floating output: its operator, its name, whether all of it is finite.
@@ -186,7 +186,7 @@ class First:
     name: str
     until: Path = ()
     counting: Counting = NOT_COUNTING
-    refusals: Mapping[int, tuple[int, list[Rule]]] = field(default_factory=dict)
+    refusals: Mapping[int, tuple[int, list[RefusalRule]]] = field(default_factory=dict)
 
     def start(self, env: dict[str, Any]) -> None:
         """Give `name` the value that it has before the first operator, if it needs one."""

@@ -20,7 +20,7 @@ from jfluid import errors
 from jfluid.security import snapshot_owner
 
 if TYPE_CHECKING:
-    from jfluid.ps_server.recovery import Peers
+    from jfluid.ps_server.recovery import PeerServers
     from jfluid.ps_server.server import Server
     from jfluid.ps_server.service import Service
 
@@ -87,7 +87,7 @@ class ServerSnapshots:
         with snapshot_owner.claimed(self.folder, token, self._restarted, earlier, self._peers) as job:
             yield job
 
-    def writer(self, server: "Server", peers: "Peers") -> "Writer":
+    def writer(self, server: "Server", peers: "PeerServers") -> "Writer":
         """Return the writer of the snapshots: together with the other servers, or alone."""
         return _RoundWriter(self, server, peers) if server.store.synchronous else _PeriodicWriter(self, server)
 
@@ -167,7 +167,7 @@ class _PeriodicWriter(Writer):
 class _RoundWriter(Writer):
     """Writes the snapshots that all servers of a synchronous job take after the same rounds."""
 
-    def __init__(self, snapshots: ServerSnapshots, server: "Server", peers: "Peers"):
+    def __init__(self, snapshots: ServerSnapshots, server: "Server", peers: "PeerServers"):
         from jfluid.ps_server.recovery import Coordinator
         from jfluid.ps_server.round_snapshots import RoundSnapshots
 

@@ -26,7 +26,7 @@ from jfluid.distributed.wire.connections import Gradients, Strategy, TrainerConn
 from jfluid.engine import Engine, Fetched, Owned, Prepared, Runner
 from jfluid.ir.program import Program
 from jfluid.lod_tensor import LoDTensor
-from jfluid.parallel.data_parallel import DataParallel
+from jfluid.parallel.data_parallel import DataParallelProgram
 from jfluid.scope import Scope
 
 if TYPE_CHECKING:
@@ -86,7 +86,9 @@ class Trainer(Runner):
         self._asking: dict[tuple[str, ...], Program] = {}
         self._placer = FeedPlacer()
 
-    def run(self, feed: Any, fetches: list[str], scope: Scope, parallel: DataParallel | None = None) -> list[Fetched]:
+    def run(
+        self, feed: Any, fetches: list[str], scope: Scope, parallel: DataParallelProgram | None = None
+    ) -> list[Fetched]:
         """Run the program once, or as often as the settings of `parallel` say.
 
         Raises what `Executor.run` raises, and ServerError when a server refuses or does not answer.
@@ -101,13 +103,13 @@ class Trainer(Runner):
             ahead = None  # the rows have changed since
         return [Fetched(n, v, divided=parallel is not None) for n, v in zip(fetches, values, strict=True)]
 
-    def _devices(self, parallel: DataParallel | None) -> DataParallel | None:
+    def _devices(self, parallel: DataParallelProgram | None) -> DataParallelProgram | None:
         """Return the replicas' devices; None for the engine's own device."""
         if parallel is not None:
             self._engine.start(parallel)
         return None if parallel is None or parallel.alone else parallel
 
-    def _read(self, feed: Any, devices: DataParallel | None) -> StepInput:
+    def _read(self, feed: Any, devices: DataParallelProgram | None) -> StepInput:
         """Return the feeds. A program's own reader gives its next batch."""
         # Gradients are waited for: by then nothing reads the feeds any more.
         owned = isinstance(feed, Owned) or bool(self.program.sent(devices is not None))
@@ -123,7 +125,7 @@ class Trainer(Runner):
     def counts(self) -> AbstractContextManager[Callable[[], dict[str, int]]]:
         return RowCount(self._connected().client) if self.program.tables else nullcontext(dict)
 
-    def prefetch(self, batches: Iterable[Any], parallel: DataParallel | None = None) -> Iterator[Any]:
+    def prefetch(self, batches: Iterable[Any], parallel: DataParallelProgram | None = None) -> Iterator[Any]:
         connection = self._connected()
         batches = _untrained(connection, batches) if self.program.trains else batches
         strategy, depth = connection.strategy or DIRECT, connection.prefetch_depth
@@ -149,7 +151,7 @@ class Trainer(Runner):
         self,
         connection: TrainerConnection,
         strategy: Strategy,
-        devices: DataParallel | None,
+        devices: DataParallelProgram | None,
         batch: Any,
         thread: ThreadPoolExecutor,
     ) -> PrefetchedBatch:
@@ -181,7 +183,7 @@ class Trainer(Runner):
         step_input: StepInput,
         fetches: Sequence[str],
         scope: Scope,
-        devices: DataParallel | None,
+        devices: DataParallelProgram | None,
         ahead: PrefetchedBatch | None,
     ) -> list[list[Any]]:
         program, connection = self.program, self._connected()
@@ -260,7 +262,7 @@ class Trainer(Runner):
         step_input: StepInput,
         feeds: list[Feed],
         names: list[str],
-        devices: DataParallel | None,
+        devices: DataParallelProgram | None,
         asked: Mapping[str, tuple[Array, list[list[LoDTensor]]]],
     ) -> "tuple[RowRequest, EarlyStep]":
         """Return a step's request for rows, and the step itself, prepared while servers answer."""
@@ -292,7 +294,7 @@ class Trainer(Runner):
         return feeds[0], rows, inverse
 
     def _prepare(
-        self, step_input: StepInput, feeds: list[Feed], names: list[str], devices: DataParallel | None
+        self, step_input: StepInput, feeds: list[Feed], names: list[str], devices: DataParallelProgram | None
     ) -> Prepared:
         """Prepare the program without the servers' part; replicas merge sent values."""
         feed: Any = feeds[0] if step_input.divides else feeds

@@ -18,7 +18,7 @@ from jax import Array, lax
 from jfluid import errors
 from jfluid.ops import refusals, static_values
 from jfluid.ops.ragged import Ragged, Value, need, rows_of
-from jfluid.ops.refusals import Found, Rule
+from jfluid.ops.refusals import Found, RefusalRule
 from jfluid.ops.registry import op
 
 
@@ -230,7 +230,7 @@ def _sampled(start: Array, length: Array, bins: int, ratio: int, size: int) -> A
 
 
 # Offsets of images in boxes, as a tensor.
-_OFFSETS = Rule(
+_OFFSETS = RefusalRule(
     "RoisLod",
     lambda ins, attrs: refusals.offsets(rows_of(ins["RoisLod"]), refusals.count_of(ins["ROIs"])),
     "expected offsets that start at 0, never fall and end at the {limit} boxes, found {found}",
@@ -302,7 +302,7 @@ def _integrated(start: Array, length: Array, bins: int, size: int) -> Array:
     nograd=("BatchRoINums",),
     rows="sequence",
     refuses=(
-        Rule(
+        RefusalRule(
             "BatchRoINums", _wrong_counts, "expected for each image a number of boxes, {limit} together, found {found}"
         ),
     ),
