@@ -54,7 +54,7 @@ def _check_getattr(script: Examination, node: ast.Call) -> None:
 
 
 def _check_fluid(script: Examination, node: ast.Call, called: Named) -> None:
-    """Hold a call against the signature, the known values and the rules."""
+    """Check a call against the signature, the known values and the rules."""
     name, entry = shown(called.path), called.entry
     refusal = _refusal(node, entry)
     if refusal is not None:

@@ -36,7 +36,7 @@ def _peak(x: Array, rows: RowMask | None = None) -> Array:
 
 
 def _integers(x: Array, scale: Array, largest: int) -> Array:
-    """Return the integers that stand for x, as floats."""
+    """Quantize x: round x / scale to integers of at most `largest`, as floats."""
     inverse = jnp.where(scale <= 1e-30, 1 / (scale + 1e-6), 1 / scale)
     scaled = largest * inverse * jnp.clip(x, -scale, scale)
     return jnp.where(scaled < 0, -1.0, 1.0).astype(x.dtype) * jnp.floor(jnp.abs(scaled) + 0.5)

@@ -276,7 +276,7 @@ def sequence_unpad(x: Value, length: Value) -> Value:
     if isinstance(x, Ragged) and not x.exact and x.capacity > number:
         rows = rows[:number]  # later rows are padding
     if rows.shape[0] != number and not static_values.placeholder():
-        raise errors.ShapeError(f"sequence_unpad: X has {rows.shape[0]} rows, Length {number} lengths")
+        raise errors.ShapeError(f"sequence_unpad: X has {rows.shape[0]} rows, and Length has {number} lengths")
     dense = rows if rows.ndim > 2 else rows[..., None]
     level = Level(offsets_of(lengths), steps, count=count)
     return Ragged(unpad(dense, level, rows.shape[0] * steps), (level,))

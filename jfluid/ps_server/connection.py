@@ -222,13 +222,12 @@ class ServerConnection:
             transport.forget()
         self.on_restart(self)
         calls, through = self.replay_log.beyond(0), 0
-        if (
-            calls and calls[0].caller.incarnation == status.incarnation
-        ):  # what it knows of earlier incarnations says nothing about this one
+        # The server's number counts pushes of the incarnation that it knows.
+        if calls and calls[0].caller.incarnation == status.incarnation:
             through = status.through
             calls = self.replay_log.beyond(through)
         logger.warning(
-            "server %s has started again; it has the pushes up to %d, %d kept ones are sent again",
+            "server %s has started again with all pushes up to %d; %d later pushes are sent again",
             self.endpoint,
             through,
             len(calls),

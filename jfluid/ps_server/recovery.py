@@ -188,7 +188,9 @@ class Coordinator:
             if all(reply.accepted for reply in self._all("PlanSnapshot", plan, self._service.plan_snapshot)):
                 return number
             lead *= 2
-        logger.warning("no snapshot of all servers: no round is ahead of all servers")
+        logger.warning(
+            "no snapshot of all servers: after %d tries each planned round had already begun on a server", _TRIES
+        )
         return 0
 
     def _where_they_stand(self) -> list[pb.RecoveryReply]:

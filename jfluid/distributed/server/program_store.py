@@ -432,7 +432,7 @@ class WholeTable:
         raise errors.ServerError(f"{self.name} is a table: it takes gradients by rows")
 
     def add(self, difference: Array) -> int:
-        """Add to all rows, past the optimizer; returns a version that was never seen."""
+        """Add to all rows without the optimizer; returns a new version."""
         self._table.add(np.arange(self.shape[0], dtype=np.int64), difference.reshape(self.shape[0], -1))
         return self.version
 

@@ -51,7 +51,7 @@ class Parts:
 
     @classmethod
     def of(cls, update: UpdateBlock) -> "Parts":
-        """Return the parts of an update.
+        """Return the names of the values of an update, by their role.
 
         Raises UnsupportedError for a parameter that is no float32 matrix.
         """
@@ -88,7 +88,7 @@ class Parts:
         return tuple(self.update.block.var_recursive(self.update.param).shape)
 
     def described(self, name: str) -> Any:
-        """Return the shape and dtype of a variable, without a value."""
+        """Return an abstract array with the shape and dtype of a variable."""
         var = self.update.block.var_recursive(name)
         return jax.ShapeDtypeStruct(var.shape, var.np_dtype)
 

@@ -66,8 +66,8 @@ def ask(program: Program, endpoints: Sequence[str], tables: Collection[str] | No
     for op in block.ops:
         if op.type in _OTHERS and op.attr("remote_prefetch"):
             raise errors.UnsupportedError(
-                f"load_inference_model: pserver_endpoints: {op.type} reads its W here, and asks no "
-                "servers for rows of it; save the model with remote_prefetch off (is_sparse=False)"
+                f"load_inference_model: pserver_endpoints: {op.type} cannot ask servers for rows of its "
+                "table W; save the model with remote_prefetch off (is_sparse=False)"
             )
         if op.has_attr("epmap") and (tables is None or set(op.inputs.get("W", ())) <= set(tables)):
             op.attrs["epmap"] = list(endpoints)
