@@ -47,10 +47,10 @@ class Prepared:
     Attributes:
         program: the program after pruning and without its reader operators.
         step: the compiled step.
-        feeds: checked arrays by name; with data parallelism a list of them, one for each replica.
+        feeds: checked arrays by name; with data parallelism a list with a dict for each replica.
         divided: whether replicas have parts of the batch.
         repeats: how often a run of the program repeats the step (`num_iteration_per_run`).
-        entered: the feeds are as the step's placement takes them, padded.
+        entered: True if the feeds are padded and placed for the step.
         retyped: the program computes in dtypes of its feed, which its variables do not declare.
     """
 
@@ -204,12 +204,12 @@ class Engine:
                 `Owned` one is not copied.
             fetches: names.
             parallel: the program's data parallelism.
-            targets: names and operators; operators that they do not need are left out.
-            waits: the caller waits for the fetches before anybody changes the feed.
+            targets: names and operators; operators that no target needs are left out.
+            waits: True if the caller waits for the fetches before the feed changes.
             sizes: histories of padded sizes, for jobs whose results must be the same bits after a restart; the step
                 then waits for each compilation.
 
-            Raises what `Executor.run` raises before it runs.
+            Raises the errors of `Executor.run` before the run.
         """
         program.refuse_acting()
         owned = isinstance(feed, Owned)

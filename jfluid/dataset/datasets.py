@@ -26,7 +26,7 @@ class DatasetFactory:
     def create_dataset(self, datafeed_class: str = "QueueDataset") -> "DatasetBase":
         """Return a new dataset: "QueueDataset" or "InMemoryDataset".
 
-        Raises ValueError for another name.
+        Raises ValueError for a different name.
         """
         classes = {"QueueDataset": QueueDataset, "InMemoryDataset": InMemoryDataset}
         if datafeed_class in ("BoxPSDataset", "PaddleBoxDataFeed", "FileInstantDataset"):
@@ -58,7 +58,7 @@ class DatasetBase:
         number of values may differ from record to record, with 0 it is that of the shape behind the
         first dimension.
 
-        Raises DataError for a variable of another dtype, level or shape.
+        Raises DataError for a variable of a different dtype, level or shape.
         """
         slots = [_slot_of(var) for var in var_list]
         names = [s.name for s in slots]

@@ -29,7 +29,7 @@ class Printed:
         period: steps between two prints.
         time: print the time of the epoch at its end.
 
-    Raises FetchError for anything else in `fetch_list`, and for another number of texts; DataError
+    Raises FetchError for anything else in `fetch_list`, and for a different number of texts; DataError
     for a period below 1.
     """
 

@@ -73,7 +73,7 @@ def rounds(program: Program) -> int:
     Args:
         program: a trainer's: its main program, or its startup program.
 
-    Raises ProgramError for another program, ServerError when a server does not answer.
+    Raises ProgramError for a different program, ServerError when a server does not answer.
     """
     return _connection(program, "rounds").rounds
 
@@ -83,7 +83,7 @@ def skip_trained(program: Program) -> int:
 
     The batches may be of several epochs. The dataset has to give the same batches in the same order again.
 
-    Raises ProgramError for another program, ServerError when a server does not answer.
+    Raises ProgramError for a different program, ServerError when a server does not answer.
     """
     connection = _connection(program, "skip_trained")
     connection.batches_to_skip = connection.rounds

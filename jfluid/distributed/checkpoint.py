@@ -99,7 +99,7 @@ def save_inference_model(
     Returns:
         Names of the targets in the saved program.
 
-    Raises what `save_persistables` does, and UnsupportedError for a distributed table of more than
+    Raises the errors of `save_persistables`, and UnsupportedError for a distributed table of more than
     64 GiB.
     """
     division = division_of(main_program, "save_inference_model")
@@ -138,7 +138,7 @@ def save_one_table(executor: HasEngine, name: str, dirname: str, program: Progra
         dirname: as of `save_persistables`.
         program: a trainer's program.
 
-    Raises ProgramError for a name that is none of a table, and what `save_persistables` does.
+    Raises ProgramError for a name that is none of a table, and the errors of `save_persistables`.
     """
     division = division_of(program, "save_one_table")
     table = _table(division, name, "save_one_table")
@@ -157,7 +157,7 @@ def save_one_table(executor: HasEngine, name: str, dirname: str, program: Progra
 def load_one_table(executor: HasEngine, name: str, dirname: str, program: Program) -> None:
     """Restore a distributed table that `save_one_table` or `save_persistables` saved, while servers serve.
 
-    The number of servers may differ from the number at the save. Arguments and errors are those of
+    The number of servers may differ from the number at the save. Arguments and errors are the arguments and errors of
     `save_one_table`; UnsupportedError for a table that is not distributed, and ServerError when a file is missing or
     damaged, or is another table's.
     """
@@ -315,7 +315,7 @@ def load(model_dir: str, server_main_program: Program, executor: Any, scope: Sco
 
     Raises:
         ProgramError: the program is none of a server.
-        FileFormatError: a file is missing, damaged, or of another shape. The scope is then as it
+        FileFormatError: a file is missing, damaged, or of a different shape. The scope is then as it
             was.
     """
     division = division_of(server_main_program, "load")

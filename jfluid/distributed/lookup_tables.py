@@ -85,7 +85,7 @@ def load_with_tables(dirname: str, program: Program, wanted: Sequence[Variable])
     Those of which `dirname` has a folder are distributed tables that servers have saved, which become
     ordinary ones of their declared height.
 
-    Raises what `load_vars` does, also for folders that are damaged.
+    Raises the errors of `load_vars`, also for folders that are damaged.
     """
     write_scope(read_whole(dirname, lambda files: _read(files, program, wanted)))
 
@@ -131,7 +131,7 @@ def load_persistables_for_increment(
         lookup_table_var: the table.
         lookup_table_var_path: the folder of the table, which is that of its name in `dirname`.
 
-    Raises ValueError for another folder of the table, or one that is not there, and what
+    Raises ValueError for a different folder of the table, or one that is not there, and what
     `fleet.init_server` does.
     """
     if not os.path.isdir(dirname):

@@ -32,7 +32,7 @@ def told_in(table: str) -> str:
 def save(client: "Client", table: str, files: FileSet) -> None:
     """Make the servers save a table as a part of a set of files.
 
-    Raises ServerError where a server cannot write, or writes into another folder than this process
+    Raises ServerError where a server cannot write, or writes into a different folder than this process
     sees.
     """
     from jfluid.ps_server import snapshot

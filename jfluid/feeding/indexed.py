@@ -37,7 +37,7 @@ class BatchSampler:
     Args:
         dataset: whose indices are taken, all from 0 on.
         indices: the indices, in place of a dataset.
-        shuffle: take them in another order each time, drawn from NumPy's global generator.
+        shuffle: take them in a different order each time, drawn from NumPy's global generator.
         batch_size: how many make a batch.
         drop_last: leave out indices at the end that do not fill a batch.
 

@@ -47,7 +47,7 @@ class DataLoader:
         batch_sampler: which samples make each batch: a `fluid.io.BatchSampler`, or an iterable of
             lists of indices with a length. It stands for `batch_size`, `shuffle` and `drop_last`.
         batch_size: how many samples make a batch.
-        shuffle: take the samples in another order each epoch.
+        shuffle: take the samples in a different order each epoch.
         drop_last: leave out samples at the end that do not fill a batch.
         collate_fn: makes the arrays of a batch from a list of samples; by default each field is
             stacked.

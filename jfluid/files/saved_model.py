@@ -51,7 +51,7 @@ class SavedModel:
         program: what the model computes.
         feeds, fetches: names of variables, in the order of their columns.
         parameters: those that were found, by name.
-        faults: what is missing, truncated or of another shape than the program declares.
+        faults: what is missing, truncated or of a different shape than the program declares.
     """
 
     folder: str
@@ -67,7 +67,7 @@ class SavedModel:
 def read_program(path: str | os.PathLike[str], allow: Iterable[str] = ()) -> Program:
     """Return the program that a file holds.
 
-    Raises FileFormatError naming the file, and what `Program.parse_from_string` does of `allow`.
+    Raises FileFormatError naming the file, and the errors of `Program.parse_from_string` of `allow`.
     """
     with bounded_reader(path) as reader:
         data = reader.take(reader.remaining, "the program")

@@ -105,7 +105,7 @@ def write_scope(tensors: Iterable[tuple[str, Stored]]) -> None:
 def check_fits(var: Variable, value: np.ndarray, path: str) -> None:
     """Raise FileFormatError, naming file and variable, unless `value` has the variable's shape and element type.
 
-    State that Fluid declares with another shape than it has may have any.
+    State that Fluid declares with a different shape than it has may have any.
     """
     fits = len(var.shape) == value.ndim and all(w in (-1, g) for w, g in zip(var.shape, value.shape))
     if not fits and not schema.current().is_declared_wrong(var.name, var.block.ops):
@@ -213,7 +213,7 @@ def load_vars(
 ) -> None:
     """Load variables that `save_vars`, or Fluid, saved, into the global scope.
 
-    The arguments are those of `save_vars`.
+    The arguments are the arguments of `save_vars`.
 
     Raises FileFormatError, naming file and variable, for a file that is missing, truncated,
     oversized or damaged, or holds another shape or dtype than the program declares, and for a

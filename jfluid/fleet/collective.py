@@ -172,7 +172,7 @@ class Collective(Fleet):
         Args:
             role_maker: PaddleCloudRoleMaker(is_collective=True) when None.
 
-        Raises what `Fleet.init` raises, ProgramError for a job with parameter servers, and
+        Raises the errors of `Fleet.init` , ProgramError for a job with parameter servers, and
         PlaceError when the other processes do not come or JAX has started already.
         """
         super().init(PaddleCloudRoleMaker(is_collective=True) if role_maker is None else role_maker)
@@ -370,7 +370,7 @@ class CollectiveOptimizer(DistributedOptimizer):
         strategy: how processes train together; DistributedStrategy() when None.
         owner: the fleet; `fleet` when None.
 
-    Raises TypeError for arguments of other types, ProgramError for a strategy that contradicts
+    Raises TypeError for arguments of wrong types, ProgramError for a strategy that contradicts
     itself.
     """
 

@@ -380,7 +380,7 @@ class UserDefinedRoleMaker(RoleMakerBase):
         worker_num: how many trainers there are.
         server_endpoints: "ip:port" of each server.
 
-    Raises TypeError for an argument of another type, ProgramError for a value that is impossible.
+    Raises TypeError for an argument of a wrong type, ProgramError for a value that is impossible.
     """
 
     def __init__(
@@ -411,7 +411,7 @@ class UserDefinedCollectiveRoleMaker(RoleMakerBase):
         current_id: the number of this process, from 0.
         worker_endpoints: "ip:port" of each process.
 
-    Raises TypeError for an argument of another type, ProgramError for a value that is impossible.
+    Raises TypeError for an argument of a wrong type, ProgramError for a value that is impossible.
     """
 
     def __init__(self, current_id: int = 0, worker_endpoints: list[str] | None = None):

@@ -167,7 +167,7 @@ def holds_free(size: int) -> bool:
     """Return True if the heap would serve a block from resident memory; False if the block would be new memory."""
     library, page = _allocator(), os.sysconf("SC_PAGE_SIZE")
     block = library.malloc(size)
-    library.free(block)  # at once: another thread may take what lies behind the block
+    library.free(block)  # at once: a different thread may take what lies behind the block
     if not block:
         return False
     first, pages = -(-block // page), size // page - 1

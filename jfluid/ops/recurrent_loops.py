@@ -40,7 +40,7 @@ _SLOPES: dict[str, Callable[[Array], Array]] = {
 def initial(op_type: str, slot: str, state: Value | None, shape: tuple[int, int], dtype: Any) -> Array:
     """Return the state [number, width] that sequences begin with: zeros for None.
 
-    Raises ShapeError for one of another shape: one row is not all sequences' state.
+    Raises ShapeError for one of a different shape: one row is not all sequences' state.
     """
     if state is None:
         return jnp.zeros(shape, dtype)

@@ -303,7 +303,7 @@ def run(
 ) -> Kinds:
     """Trace the operators of all replicas over values by name; return the kinds of all values.
 
-    The outputs are added to the values. Further arguments are those of `trace.lower` and `trace.First`.
+    The outputs are added to the values. Further arguments are the arguments of `trace.lower` and `trace.First`.
 
     Args:
         stacked: names of the values that are stacked.

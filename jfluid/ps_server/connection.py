@@ -187,7 +187,7 @@ class ServerConnection:
     def look(self, caller: pb.Caller, at_once: bool) -> None:
         """Send a heartbeat.
 
-        If its answer shows that the server has restarted, repair it, now or in another thread.
+        If its answer shows that the server has restarted, repair it, now or in a different thread.
         """
         reply = self.call("Heartbeat", pb.HeartbeatRequest(caller=caller))
         if not self._life or reply.server_incarnation == self._life:

@@ -211,7 +211,7 @@ class ServedStreams:
                 return
             try:
                 self._start(_Served(connection, self._largest, self._hang_up()))
-            # it has disconnected; or there is no memory for another thread
+            # it has disconnected; or there is no memory for a further thread
             except (OSError, RuntimeError) as error:
                 logger.warning("cannot serve a stream: %s", error)
                 connection.close()

@@ -1,7 +1,7 @@
 """Calls of large messages between a client and a server through a socket of their own.
 
 gRPC takes two milliseconds of the processor for a call with 1.7 MB each way, most of it in copies
-and in threads that wake one another; a socket takes 0.6. So a server listens at another port, too,
+and in threads that wake one another; a socket takes 0.6. So a server listens at a different port, too,
 which Attach tells. Both sides prove that they have the job's secret before anything else is read
 (jfluid.security.sockets). What cannot be reached there, or breaks off, goes through gRPC.
 

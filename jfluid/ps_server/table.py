@@ -43,7 +43,7 @@ class SparseTable(TableState):
                 it is, and such ids read as their initial values (zeros in a table with an entry
                 rule).
 
-        Raises ServerError for ids or counts of another shape or type, TooLargeError when new rows
+        Raises ServerError for ids or counts of a different shape or type, TooLargeError when new rows
         would exceed the bounds of the spec: then no row is created.
         """
         ids = self._checked_ids(ids)
@@ -80,7 +80,7 @@ class SparseTable(TableState):
         """Update the rows of `ids` (int64 [n]) by `gradients` (float32 [n, width]); returns the step.
 
         Gradients of equal ids are summed first, unless `merged` says that ids are distinct. Ids
-        that an entry rule gives no row are skipped. Raises ServerError for another shape or type,
+        that an entry rule gives no row are skipped. Raises ServerError for a different shape or type,
         and in a table whose optimizer is a program; TooLargeError as `look_up` does.
         """
         if self.rule.update is None:
@@ -119,7 +119,7 @@ class SparseTable(TableState):
         that an entry rule gives no row are skipped. Rows without a gradient stay as they are.
         Returns the step of the update.
 
-        Raises ServerError for another shape or type, also of what the function returns, and in a
+        Raises ServerError for a different shape or type, also of what the function returns, and in a
         table with another optimizer. An exception leaves values, slots and step as they were.
         """
         if self.rule.update is not None:

@@ -27,7 +27,7 @@ def make_folder(path: str | os.PathLike[str]) -> None:
 def own_folder(path: str | os.PathLike[str]) -> None:
     """Make a folder as `make_folder` does, or find it there, of this user.
 
-    Raises NotPrivateError where another user made it, or a link of that name, or where everybody
+    Raises NotPrivateError where a different user made it, or a link of that name, or where everybody
     can write to it: files might be written where that user wants them.
     """
     make_folder(path)
@@ -117,7 +117,7 @@ def open_plain(path: str | os.PathLike[str]) -> BinaryIO:
 def open_trusted(path: str | os.PathLike[str]) -> BinaryIO:
     """Open a file for reading that only this user, or root, can have written.
 
-    The folder is to be a `trusted_folder`. Raises NotPrivateError for another file and for a link,
+    The folder is to be a `trusted_folder`. Raises NotPrivateError for a different file and for a link,
     OSError where it cannot be read.
     """
     try:

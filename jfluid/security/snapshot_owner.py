@@ -29,7 +29,7 @@ from jfluid.security import private_files, secret
 _NAME = "owner"
 # For so long a lock is awaited: its process may just be ending, or somebody looks at it.
 _PATIENCE_S, _LOOK_S = 2.0, 0.1
-# The same of an earlier life of the server on another host, which may be lost: network file systems
+# The same of an earlier life of the server on a different host, which may be lost: network file systems
 # (NFS) let its locks go after 90 s.
 _LOST_HOST_S = 120.0
 _LARGEST = 1 << 16

@@ -61,7 +61,7 @@ class DistributeTranspiler:
     Args:
         config: a DistributeTranspilerConfig; its defaults when None, which is mode "pserver".
 
-    Raises TypeError for a config of another type, ProgramError for one that makes no sense.
+    Raises TypeError for a config of a different type, ProgramError for one that makes no sense.
     """
 
     def __init__(self, config: DistributeTranspilerConfig | None = None):

@@ -481,7 +481,7 @@ def needed(name: str, env: Mapping[str, Any]) -> Any:
 def with_known(value: Any, number: Any, longest: bool = False) -> Any:
     """Return a value with a known number as its `known_part`, or as the length of the `longest` sequence.
 
-    A value of another shape, as in a part of a batch, is returned unchanged.
+    A value of a different shape, as in a part of a batch, is returned unchanged.
     """
     if longest:
         if not isinstance(value, Ragged) or not value.levels:

@@ -89,7 +89,7 @@ def recorded(
     """Trace operators over values by name without rewrites, for a trace that is evaluated at other sizes.
 
     The name stack of each operation ends with the operator's type, "@" and its position. Operations are XLA's alone:
-    those of CPU kernels have numbers in them that follow from sizes. Arguments are those of `lower`.
+    those of CPU kernels have numbers in them that follow from sizes. Arguments are the arguments of `lower`.
     """
     lowering = Lowering(items, key)
     lowering.drawn.update(keys)
@@ -133,7 +133,7 @@ def part(
 
     Args:
         awaited: the values that an update waits for, by its place in `items`; see `update_dependencies.awaited`.
-            Other arguments are those of `lower`.
+            Other arguments are the arguments of `lower`.
     """
     lowering = Lowering(items, key, watch, known)
     lowering.awaited = awaited

@@ -82,7 +82,7 @@ class Placement(ABC):
         hosts: most runs of a host operator in one step.
         on_gpus: True if the devices are GPUs.
         replicas: number of replicas that divide batches of slots; None for undivided batches.
-        held: variables of the Scope with another layout in the segments' inputs and outputs.
+        held: variables of the Scope with a different layout in the segments' inputs and outputs.
         pads: True if batches of dense arrays are padded when their shapes change (see `padder`), and steps of an
             undivided batch are interpreted until they are compiled. The last digits of results may then differ
             from run to run.
@@ -496,7 +496,7 @@ class Processes(OneDevice):
 
     @functools.cached_property
     def _mesh(self) -> jax.sharding.Mesh:
-        """Mesh of all processes, which meet once: a process compiles for more shapes than another process."""
+        """Mesh of all processes, which meet once: a process compiles for more shapes than a different process."""
         return collective_jit.mesh_with(self.device)
 
     def executables(self, at: int, fresh: Callable[[], Function], entry: executable_cache.Entry | None = None) -> Call:

@@ -82,7 +82,7 @@ class BeamSearchDecoder:
             itself, whatever this says.
         name: has no effect on the program.
 
-    Raises ProgramError where its methods are called in another order than this.
+    Raises ProgramError where its methods are called in a different order than this.
     """
 
     BEFORE_BEAM_SEARCH_DECODER, IN_BEAM_SEARCH_DECODER, AFTER_BEAM_SEARCH_DECODER = range(3)

@@ -80,7 +80,7 @@ def tdm_child(
         (children, leaf mask), each x.shape + [child_nums]. The mask is 1 where a child is an item. A
         node without children has children 0.
 
-    Raises TypeError for another dtype, ShapeError where the parameter's shape does not fit.
+    Raises TypeError for a different dtype, ShapeError where the parameter's shape does not fit.
     """
     check_variable(x, "tdm_child", "x")
     result = _integer_type(dtype, "layers.tdm_child, dtype")

@@ -162,7 +162,7 @@ def decorate(
         use_dynamic_loss_scaling: False keeps the first scaling and lets infinite gradients through.
         dtype: "bfloat16", which has the range of float32, or "float16", as in Fluid.
 
-    Raises ProgramError for another dtype or settings out of range.
+    Raises ProgramError for a different dtype or settings out of range.
     """
     if dtype not in ("bfloat16", "float16"):
         raise errors.ProgramError(f'mixed precision: dtype {dtype!r}, expected "bfloat16" or "float16"')

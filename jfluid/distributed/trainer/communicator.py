@@ -112,7 +112,7 @@ class Communicator:
     def seconds(self) -> dict[str, float]:
         """Return the seconds of the trainer's steps by part: rows, feed, compute, gradients, exchange, install.
 
-        Within rows and exchange, or beside the steps in another thread, are encode, call and decode: the parts of
+        Within rows and exchange, or beside the steps in a different thread, are encode, call and decode: the parts of
         its calls to servers.
 
         Raises ServerError when no server answers to a communicator that was never started.

@@ -88,7 +88,7 @@ def packed(program: TrainerProgram, scope: Scope, round: int, sizes: SizeHistori
 def install(state: "pb.TrainerState", scope: Scope, sizes: SizeHistories) -> None:
     """Restore the trainer's state into a scope, and histories of padded sizes.
 
-    Raises ServerError for a state that is damaged, or of another program.
+    Raises ServerError for a state that is damaged, or of a different program.
     """
     values = []
     for variable in state.variables:

@@ -26,7 +26,7 @@ class RowReader(Trainer):
     ) -> list[Fetched]:
         """Run the program after the pending exchanges of this process's trainers.
 
-        Raises what `Trainer.run` does.
+        Raises the errors of `Trainer.run`.
         """
         connections.settle(self.program.endpoints, self.program.trainer_id)
         return super().run(feed, fetches, scope, parallel)

@@ -91,7 +91,7 @@ class Trainer(Runner):
     ) -> list[Fetched]:
         """Run the program once, or as often as the settings of `parallel` say.
 
-        Raises what `Executor.run` raises, and ServerError when a server refuses or does not answer.
+        Raises the errors of `Executor.run` , and ServerError when a server refuses or does not answer.
         """
         times = parallel.repeats if parallel is not None else 1
         devices = self._devices(parallel)

@@ -65,7 +65,7 @@ class DistributedTranspiler(Fleet):
             role_maker: PaddleCloudRoleMaker, UserDefinedRoleMaker or GeneralRoleMaker; None is
                 MPISymetricRoleMaker, as in Fluid.
 
-        Raises what `Fleet.init` raises, and ProgramError for a job without parameter servers.
+        Raises the errors of `Fleet.init` , and ProgramError for a job without parameter servers.
         """
         if role_maker is None:
             role_maker = MPISymetricRoleMaker()
@@ -250,7 +250,7 @@ class DistributedTranspiler(Fleet):
                 or `fleet.main_program`, the one in which the loss was minimised, before it was
                 divided.
 
-        Raises TypeError for arguments of another type, ProgramError on a server and before a loss
+        Raises TypeError for arguments of a wrong type, ProgramError on a server and before a loss
         was minimised.
         """
         trainer = self._saved("save_inference_model", executor, main_program)
@@ -271,7 +271,7 @@ class DistributedTranspiler(Fleet):
         Args:
             main_program: a trainer's program; `fleet.main_program` when None.
 
-        Raises TypeError for arguments of another type, ProgramError on a server and before a loss
+        Raises TypeError for arguments of a wrong type, ProgramError on a server and before a loss
         was minimised.
         """
         trainer = self._saved("save_persistables", executor, main_program)
@@ -331,7 +331,7 @@ class TranspilerOptimizer(DistributedOptimizer):
             SyncStrategy when None.
         owner: the fleet; `fleet` when None.
 
-    Raises TypeError for arguments of other types (16-bit optimizers are among them), ProgramError
+    Raises TypeError for arguments of wrong types (16-bit optimizers are among them), ProgramError
     for a config that contradicts itself.
     """
 
@@ -361,8 +361,8 @@ class TranspilerOptimizer(DistributedOptimizer):
             The update operators, and pairs of parameters and gradients.
 
         Raises TypeError for a list of losses or programs, ProgramError before `fleet.init`,
-        TimeoutError when servers do not listen within FLAGS_rpc_deadline, and what
-        `DistributeTranspiler.transpile` raises.
+        TimeoutError when servers do not listen within FLAGS_rpc_deadline, and the errors of
+        `DistributeTranspiler.transpile`.
         """
         if not isinstance(loss, Variable):
             raise TypeError(f"minimize, loss: expected one Variable, found {type(loss).__name__}")

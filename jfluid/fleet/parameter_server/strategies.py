@@ -101,7 +101,7 @@ class DistributedStrategy:
         """Set the DistributeTranspilerConfig, or fields of it, and check it.
 
         Raises TypeError for anything else, ProgramError for a field that does not exist, has a
-        value of another type, or belongs to another strategy.
+        value of a wrong type, or belongs to another strategy.
         """
         self._program_config = self._taken(config, self._program_config, "program_config")
         self.check_program_config()
@@ -165,7 +165,7 @@ class DistributedStrategy:
     def set_server_runtime_config(self, config: ServerRuntimeConfig | Mapping[str, Any]) -> None:
         """Set the ServerRuntimeConfig, or fields of it.
 
-        Raises what `set_trainer_runtime_config` raises.
+        Raises the errors of `set_trainer_runtime_config` .
         """
         self._server_runtime_config = self._taken(config, self._server_runtime_config, "server_runtime_config")
         self.check_server_runtime_config()
@@ -182,7 +182,7 @@ class DistributedStrategy:
     def set_build_strategy(self, config: BuildStrategy | Mapping[str, Any]) -> None:
         """Set the BuildStrategy, or fields of it, and check it.
 
-        Raises what `set_trainer_runtime_config` raises.
+        Raises the errors of `set_trainer_runtime_config` .
         """
         self._build_strategy = self._taken(config, self._build_strategy, "build_strategy")
         self.check_build_strategy()
@@ -201,7 +201,7 @@ class DistributedStrategy:
     def set_execute_strategy(self, config: ExecutionStrategy | Mapping[str, Any]) -> None:
         """Set the ExecutionStrategy, or fields of it, and check it.
 
-        Raises what `set_trainer_runtime_config` raises.
+        Raises the errors of `set_trainer_runtime_config` .
         """
         self._execute_strategy = self._taken(config, self._execute_strategy, "execute_strategy")
         self.check_execute_strategy()
