@@ -40,7 +40,7 @@ _REFUSALS: dict[grpc.StatusCode, type[errors.ServerError]] = {
 }
 _NOTHING = IncomingPullReply(memoryview(b""))
 _ASIDE_TRIES = 3  # how often to ask for an answer that nothing depends on
-# Its own, since retries happen in threads: a script's numbers are those of its seed.
+# A separate generator, since retries happen in threads and must not change the script's random numbers.
 _JITTER = random.Random()
 logger = logging.getLogger(__name__)
 
@@ -56,15 +56,14 @@ class ServerConnection:
     """Calls to one server. Safe for threads.
 
     A server that is killed and restarted continues from a snapshot, or empty. A trainer's calls
-    name the incarnation of the server that they are for, and any other refuses them. Then the
-    client repairs the server before anything else changes it: it creates its tables and blocks
-    again and replays the calls of its replay log, so that the server has all that it had
-    acknowledged.
+    name the incarnation of the server, and a server with a different incarnation refuses the calls. Then the
+    client repairs the server before anything else changes it: it creates the server's tables and blocks
+    again and replays the calls of the replay log, so that the server has all acknowledged calls.
 
     Args:
         credentials: for TLS; None for none.
         timeout_s: for how long a call is retried, and a lost connection reopened.
-        trainer: whose calls these are.
+        trainer: number of the calling trainer.
         keep_bytes: the size of the replay log: calls since the server's last snapshot, which are
             sent again when the server is restored from it.
 
@@ -181,7 +180,7 @@ class ServerConnection:
                 if self._life == life:
                     keep(reply)
                     return reply
-            # Another thread has repaired the server in the meantime: it lacks the call that its
+            # A different thread has repaired the server in the meantime: the server lacks the call that its
             # predecessor has just answered.
 
     def look(self, caller: pb.Caller, at_once: bool) -> None:
@@ -258,7 +257,7 @@ class ServerConnection:
         message.hold = message.hold and message.round > self._applied
         self._exchange(call.request, call.reply_bytes, waits=bool(message.round))
 
-    # ---- what trainers send ----
+    # ---- calls of trainers ----
 
     def exchange(self, request: OutgoingRequest, reply_bytes: int, waits: bool = False) -> IncomingExchangeReply:
         """Push, pull, or both in one call, in chunks if the request or the reply (of about `reply_bytes`) is large.
@@ -334,7 +333,7 @@ class ServerConnection:
             start = time.monotonic()
             try:
                 return send(None if waits else max(end - start, 0.001))
-            # what gRPC raises on a connection that was closed meanwhile
+            # gRPC's error on a connection that was closed meanwhile
             except ValueError as error:
                 if not self._closed.is_set():
                     raise

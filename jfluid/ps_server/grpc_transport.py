@@ -64,7 +64,7 @@ class GrpcTransport(Transport):
         try:
             reply: pb.AttachReply = self.send(call, min(self._timeout_s, ASIDE_S))
             return reply
-        # the call that wants a channel then goes through gRPC, and reports what is wrong
+        # the call that wants a channel then goes through gRPC, and raises the error
         except (grpc.RpcError, errors.ServerError, ValueError):
             return None
 

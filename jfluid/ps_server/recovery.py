@@ -23,8 +23,8 @@ from jfluid.ps_server.round_snapshots import RoundSnapshots, newest_common
 from jfluid.ps_server.service import Service
 
 _LOOK_S = 0.1
-# How far ahead the round of a snapshot is named: at least so many rounds, and those of so many
-# exchanges with all servers, so that all hear of it in time; twice as many when they did not.
+# Rounds between the plan of a snapshot and its round: at least the first number, and the rounds in the time of the
+# second number of exchanges with all servers, so that all servers get the plan in time. Each further try doubles it.
 _LEAST_LEAD, _LEAD_EXCHANGES, _TRIES = 2, 3, 8
 logger = logging.getLogger(__name__)
 
@@ -34,8 +34,8 @@ class PeerServers:
 
     Args:
         endpoints: of all servers, in the job's order.
-        server: the number of this one.
-        timeout_s: for how long the others are awaited when all start.
+        server: the number of this server.
+        timeout_s: for how long to wait for the peers when all servers start.
     """
 
     def __init__(
@@ -65,8 +65,8 @@ class PeerServers:
     def agree(self, own: RoundSnapshots) -> int:
         """Return the round that this server goes on from, when it starts again: 0 for the beginning.
 
-        Raises ServerError when the others do not answer in time, or when servers have lost
-        snapshots that they had.
+        Raises ServerError if a peer does not answer in time, or if servers have lost
+        snapshots.
         """
         rounds, newest = list(own.status().snapshots), own.status().newest
         if self.server:
@@ -155,7 +155,7 @@ class Coordinator:
         """Plan no more."""
         self._ended.set()
         self._due.set()
-        self._peers.close()  # what it waits for may never come any more
+        self._peers.close()  # the awaited answer may never come
         self._thread.join()
 
     def _run(self) -> None:

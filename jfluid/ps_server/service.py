@@ -71,7 +71,7 @@ class Service:
     Attributes:
         ready: set once the server has chosen the snapshot that it continues from and has read it.
             Until then it answers only its peers' questions about its snapshots.
-        round_snapshots: of a synchronous job that writes them.
+        round_snapshots: the snapshots of rounds, in a synchronous job with snapshots.
     """
 
     def __init__(
@@ -338,7 +338,7 @@ class Service:
     def _write(
         self, folder: Path, name: str, only: Sequence[str] = (), alone: bool = False
     ) -> tuple[pb.SaveReply, StoreView]:
-        """Write a snapshot; return the reply and the written view of the store, whose rows are no longer readable."""
+        """Write a snapshot; return the reply and the written view of the store. The view's rows are freed."""
         start, number = time.monotonic(), (0, 1) if alone else (self.server, self.servers)
         left = self.trainer_group.left()
         with self.store.view(only) as view:

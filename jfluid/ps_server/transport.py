@@ -67,7 +67,7 @@ class ServerCall:
         method: of the service.
         parts: the serialized request, in pieces.
         size: the most bytes of the request and of the reply.
-        sent: called when the request is on its way; None if nobody waits for that.
+        sent: called when the request is on its way; None for no call.
     """
 
     method: str
@@ -92,7 +92,7 @@ def read_reply(method: str, data: bytes | memoryview) -> Any:
     return read(data) if read else wire.METHODS[method][1].FromString(bytes(data))
 
 
-# Sends one call, waits for at most so many seconds (None: without a limit), and returns the parsed reply.
+# Sends one call, waits for a number of seconds at most (None: without a limit), and returns the parsed reply.
 # It raises grpc.RpcError, or ValueError when the client was closed.
 Sender = Callable[[ServerCall, float | None], Any]
 

@@ -27,7 +27,7 @@ from jfluid import errors
 from jfluid.security import private_files, secret
 
 _NAME = "owner"
-# For so long a lock is awaited: its process may just be ending, or somebody looks at it.
+# Seconds to wait for a lock: its process may be ending, or reading the lock's state.
 _PATIENCE_S, _LOOK_S = 2.0, 0.1
 # The same of an earlier life of the server on a different host, which may be lost: network file systems
 # (NFS) let its locks go after 90 s.
@@ -103,16 +103,16 @@ def claimed(
 
     Args:
         token: the job's secret.
-        restarted: the server was started again by its launcher, which can only go on with what is
-            its own; False for one that somebody has started.
-        earlier: the id of the job whose snapshots the server goes on from, as they tell it (empty
-            where they do not); None for a server that begins anew.
-        peers: folders of the other servers of the job, as far as they are on this host.
+        restarted: True if the job's launcher started the server again: then only snapshots of the same job
+            count. False for a server that a user started.
+        earlier: the id of the job that wrote the restored snapshots (empty if the snapshots have none);
+            None for a server that begins anew.
+        peers: folders of the job's servers on this host, without this server's.
 
     Yields the id of the job that the folder belongs to.
 
-    Raises ServerError, which names the other job, where the folder is another job's, and where
-    nothing can be written there.
+    Raises ServerError, which names the job, if the folder belongs to a different job, and if
+    the folder is not writable.
     """
     mark = mark_of(token)
     with contextlib.ExitStack() as stack:

@@ -75,7 +75,7 @@ class DistributedTranspiler(Fleet):
                 "fleet.init: this is the fleet of jobs with parameter servers, and the role maker tells "
                 "of none; fluid.incubate.fleet.collective has the fleet of other jobs"
             )
-        self._executor = Executor(CPUPlace())  # a server's, and what says goodbye for a trainer
+        self._executor = Executor(CPUPlace())  # runs a server, and says goodbye for a trainer
 
     def _prepared(self, method: str, server: bool) -> tuple[Executor, Program]:
         """Return the executor and the main program, for a method of one role.
@@ -121,7 +121,7 @@ class DistributedTranspiler(Fleet):
         _, program = self._prepared("init_worker", server=False)
         if self._communicator is not None:
             raise errors.ProgramError("fleet.init_worker: the communicator runs already; fleet.stop_worker ends it")
-        # `strategy_of` takes no others
+        # `strategy_of` accepts no strategy without a mode
         assert self._strategy is not None and self._strategy.mode is not None
         envs = self._strategy.get_trainer_runtime_config().get_communicator_flags()
         communicator = Communicator(program, self._strategy.mode, self._communicator_arguments(), envs)
@@ -193,7 +193,7 @@ class DistributedTranspiler(Fleet):
 
     def _transpile(self, strategy: DistributedStrategy, main: Program, startup: Program) -> None:
         """Make the programs of this process."""
-        strategy.check_program_config()  # they may have been changed after they were set
+        strategy.check_program_config()  # the fields may have changed since
         strategy.check_trainer_runtime_config()
         config = strategy.get_program_config()
         deadline = strategy.get_trainer_runtime_config().runtime_configs["rpc_deadline"]
@@ -202,8 +202,8 @@ class DistributedTranspiler(Fleet):
         endpoints = self._role.get_pserver_endpoints()
         transpiler = DistributeTranspiler(config)
         origin = main.clone()
-        # A server's programs are the same for all trainers, and its own number may be larger than
-        # theirs.
+        # A server's programs are the same for all trainers, and the server's number may be larger than every
+        # trainer's.
         transpiler.transpile(
             0 if server else self.worker_index(),
             main,
@@ -302,8 +302,8 @@ class DistributedTranspiler(Fleet):
         """Drop rows that no update has touched for a while; returns how many.
 
         Args:
-            name: a table; all of them when None.
-            age: rows that none of the table's last `age` updates has touched are dropped.
+            name: a table; None for all tables.
+            age: rows without an update in the table's last `age` updates are dropped.
 
         Raises ProgramError on a server and before a loss was minimised.
         """

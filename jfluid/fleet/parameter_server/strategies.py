@@ -44,7 +44,7 @@ class DistributedStrategy:
     """
 
     mode: int | None = None  # of DistributedMode
-    # What the strategy sets in the DistributeTranspilerConfig, beyond what all of them do.
+    # Fields of the DistributeTranspilerConfig that the strategy sets, beyond the fields of all strategies.
     _forced: ClassVar[dict[str, Any]] = {}
     _barrier = False  # replicas wait for each other
 
@@ -220,8 +220,8 @@ class DistributedStrategy:
     def set_debug_opt(self, opt_info: Mapping[str, Any]) -> None:
         """Set the values that trainers write to files during training from a dataset.
 
-        Nothing is written, as by the workers (Hogwild) that Fluid has for such a job, which leave empty
-        files: a setting that asks for more warns.
+        Nothing is written: Fluid's workers (Hogwild) write empty files for such a job, too.
+        A setting that asks for more warns.
 
         Args:
             opt_info: the fields dump_slot, dump_converter, dump_fields, dump_file_num,
@@ -276,7 +276,7 @@ class GeoStrategy(DistributedStrategy):
     """Trainers update by themselves, and exchange differences of parameters with the servers.
 
     Args:
-        update_frequency: after how many steps they exchange, at least 1.
+        update_frequency: number of steps between exchanges, at least 1.
 
     Raises ProgramError for another update_frequency.
     """
