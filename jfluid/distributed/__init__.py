@@ -25,8 +25,8 @@
 | | `checkpoint` | variables of servers, saved as a whole and loaded by any number of servers |
 | | `saving_operators` | programs of `checkpoint_notify` and `recv_save` |
 
-`runner` is the only door: an Engine asks it what to do with each program. `rounds` tells a trainer
-that is started again where to go on; `skip_trained` has `train_from_dataset` go on there.
+`runner` is the only entry: an Engine asks it for the Runner of each program. `rounds` tells a restarted trainer
+its next round; with `skip_trained`, `train_from_dataset` continues there.
 """
 
 from jfluid import errors

@@ -82,8 +82,8 @@ def load_persistables_for_inference(
 def load_with_tables(dirname: str, program: Program, wanted: Sequence[Variable]) -> None:
     """Load variables as `load_vars` does.
 
-    Those of which `dirname` has a folder are distributed tables that servers have saved, which become
-    ordinary ones of their declared height.
+    Variables with a folder in `dirname` are distributed tables that servers saved; they become
+    ordinary tables of their declared height.
 
     Raises the errors of `load_vars`, also for folders that are damaged.
     """
@@ -129,7 +129,7 @@ def load_persistables_for_increment(
         executor: the server's.
         program: of `DistributeTranspiler.get_pserver_program`.
         lookup_table_var: the table.
-        lookup_table_var_path: the folder of the table, which is that of its name in `dirname`.
+        lookup_table_var_path: the folder of the table: the folder of the table's name in `dirname`.
 
     Raises ValueError for a different folder of the table, or one that is not there, and what
     `fleet.init_server` does.

@@ -38,8 +38,8 @@ class Serving(Runner):
             FetchError, FeedError: a server's program takes and gives nothing.
             UninitializedError: the startup program was not run in this scope.
             SecretError: there is no secret for a server that other machines can reach.
-            ServerError: the port is taken, or what the environment says (see
-                jfluid.environment.process) is wrong or cannot be.
+            ServerError: the port is taken, or a variable of the environment (see
+                jfluid.environment.process) is wrong.
         """
         from jfluid.distributed.server.program_store import ProgramStore
         from jfluid.ps_server import server_log

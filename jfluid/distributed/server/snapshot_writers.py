@@ -5,7 +5,7 @@ folder too: with it they keep pushes for each server, to send them again, and in
 training all servers apply a round or none does, so that a trainer may be killed at any moment.
 
 In synchronous training the servers cut at the same rounds (see jfluid.ps_server.recovery);
-otherwise each writes its own.
+otherwise each server chooses the time of its snapshots.
 """
 
 import contextlib
@@ -33,8 +33,8 @@ class ServerSnapshots:
     Args:
         folder: this server's own.
         every_s: seconds between two.
-        restore: the server goes on from what it finds there.
-        restarted: its launcher has started it again.
+        restore: True if the server continues from a snapshot in the folder.
+        restarted: True if the launcher has started the server again.
         peers: the folders of the job's other servers.
     """
 
@@ -99,7 +99,7 @@ class Writer(ABC):
     def begin(self) -> None:
         """Go on from a snapshot if the server was started again.
 
-        Raises ServerError when that is another program's, or when the servers cannot agree.
+        Raises ServerError if the snapshot belongs to a different program, or if the servers cannot agree.
         """
 
     @abstractmethod
@@ -180,7 +180,7 @@ class _RoundWriter(Writer):
         if self._coordinator is not None:
             trainer_group.on_leave = self._coordinator.hurry
         if snapshots.restore:
-            service.ready.clear()  # until it is known what to go on from
+            service.ready.clear()  # until the snapshot to restore is known
             self._own.look()
         else:
             self._own.decide(0)

@@ -43,10 +43,10 @@ class StepInput:
     """Input of a step.
 
     Attributes:
-        program: what is run, without operators that step_input.
-        feeds: one for all devices, or one for each.
-        divides: whether there is one for all.
-        owned: nobody writes to them any more.
+        program: the program to run, without its reader operators.
+        feeds: one feed for all devices, or a feed for each device.
+        divides: True if one feed is divided among all devices.
+        owned: True if the buffers of the feeds do not change any more.
     """
 
     program: Program
@@ -60,10 +60,10 @@ class PrefetchedBatch:
     """Batch with rows that were requested ahead of the step.
 
     Attributes:
-        batch: as it was given.
-        read: what is fed of it.
-        asked: of each table all ids, and the tensors that each feed has of them.
-        rows: by table; and as a step has them, on its device, where they were brought there.
+        batch: the batch of the reader.
+        read: the feeds of the batch.
+        asked: for each table all ids, and the id tensors of each feed.
+        rows: rows by table; on the step's device, if they were copied there.
     """
 
     batch: Mapping[str, Any]
@@ -76,8 +76,8 @@ class Trainer(Runner):
     """Runs one trainer's program.
 
     Args:
-        program: what the program asks of servers.
-        engine: runs what is left of it.
+        program: the calls of the program to servers.
+        engine: runs the remaining program.
     """
 
     def __init__(self, program: TrainerProgram, engine: Engine):
@@ -138,7 +138,7 @@ class Trainer(Runner):
         with ThreadPoolExecutor(1, thread_name_prefix="jfluid-prefetch") as thread:
             try:
                 for batch in batches:
-                    # what the program computes itself is known in its step
+                    # ids that the program computes are known in its step
                     known = names <= set(batch)
                     waiting.append(self._request(connection, strategy, devices, batch, thread) if known else batch)
                     if len(waiting) > depth:
@@ -175,7 +175,7 @@ class Trainer(Runner):
     ) -> "Mapping[str, PulledRows]":
         if self.program.trains or not ids:
             return strategy.pull(connection, ids)
-        # an evaluation leaves tables as they are
+        # an evaluation does not change tables
         return connection.client.pull(ids, train=False).rows
 
     def _step(
@@ -250,7 +250,7 @@ class Trainer(Runner):
         # a startup program, which has just begun the running statistics anew
         if not program.trains:
             self._resume(self._connected(), scope)
-        # there they lie where NumPy reads them
+        # on a CPU NumPy reads the rows in place
         if program.trains and self._engine.device.platform != "cpu":
             _start_copies(v for name, _ in program.dense for v in values[name][:1])
             _start_copies(v for rows in program.rows for g in rows.names(replicas) for v in values[g])
@@ -276,7 +276,7 @@ class Trainer(Runner):
             lambda feed: self._prepare(step_input, [feed], names, devices),
             [known[name] for name in self._only_read],
         )
-        # others hold feeds that are not owned; replicas divide them
+        # feeds that are not owned may change; replicas divide feeds
         if self.program.trains and devices is None and step_input.owned and step_input.divides:
             wanted.meanwhile = early.begin
         return wanted, early

@@ -337,9 +337,7 @@ def cancel(program: TrainerProgram) -> bool:
 def borrow(endpoints: Sequence[str], trainer: int, user: object) -> TrainerConnection:
     """Return a trainer's connection for a single request to the servers.
 
-    `user` leaves it later if nobody else has it.
-
-    The servers may be named in a different order than the job's where the connection is there.
+    `user` leaves a new connection later. If the connection exists, the order of `endpoints` does not matter.
     """
     with _lock:
         for (there, number), connection in _connections.items():
