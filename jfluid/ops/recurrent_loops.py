@@ -3,8 +3,8 @@
 They run in time-major padded form, for the length of the batch's longest sequence.
 Their gradients are written by hand: everything that does not depend on the step before is computed
 for all steps at once, so that a step of the backward loop is one matrix product and few elementwise
-operations, and the gradient of the weights is one product for all. Where `sequence_loops` has a loop
-over the rows as they lie, that runs instead.
+operations, and the gradient of the weights is one product for all. If `sequence_loops` has a loop
+over ragged rows in place, that loop runs instead.
 """
 
 import functools

@@ -1,9 +1,8 @@
 """Pooling of regions of interest: each box becomes a small grid of bins.
 
-A bin of every one of these operators is a sum over pixels whose weights are products of one for the
-row and one for the column. So boxes become two small matrices each, weights of rows and of columns,
-and `_weighted` sums pixels: those of all bins at once, one place in a bin after the other, as far as
-the largest bin of the batch reaches.
+In each of these operators a bin is a weighted sum over pixels. The weight of a pixel is the product of a weight of
+its row and a weight of its column. So a box becomes two small matrices, weights of rows and of columns.
+`_weighted` sums pixels of all bins at once, for each place in a bin, up to the size of the largest bin of the batch.
 """
 
 import functools
