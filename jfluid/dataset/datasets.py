@@ -314,7 +314,7 @@ class InMemoryDataset(DatasetBase):
                 import warnings
 
                 warnings.warn(
-                    f"global_shuffle: {dropped} records dropped whose id has not {self._merge_size} of them",
+                    f"global_shuffle: {dropped} records dropped: their id has not {self._merge_size} records",
                     RuntimeWarning,
                     stacklevel=2,
                 )

@@ -60,9 +60,7 @@ def _sizes(data: bytes, slots: int, tagged: bool) -> tuple[int, int, int]:
         )
     size = _HEADER.size + 4 * count * slots + 8 * values + width * count
     if size != len(data):
-        raise errors.MessageError(
-            f"records: expected {size} bytes for {count} of them with {values} values, found {len(data)}"
-        )
+        raise errors.MessageError(f"expected {size} bytes for {count} records with {values} values, found {len(data)}")
     return count, values, width
 
 

@@ -356,6 +356,6 @@ def read_whole(folder: str | os.PathLike[str], read: Callable[[Files], Read]) ->
             if not files.changed():
                 return found
     raise errors.FileFormatError(
-        f"{os.fspath(folder)}: other processes have saved into it each of the {_TRIES} times that it was read; read it "
-        "when they have ended, or have them save elsewhere"
+        f"{os.fspath(folder)}: in each of {_TRIES} reads a different process saved into this folder; read it "
+        "after the saves, or save to a different folder"
     )

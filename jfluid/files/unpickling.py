@@ -158,7 +158,7 @@ def _encode(machine: "_Machine", arguments: tuple[Any, ...]) -> bytes:
 
 def _no_bytes(machine: "_Machine", arguments: tuple[Any, ...]) -> bytes:
     if arguments:
-        raise RefusedPickle("bytes of something")
+        raise RefusedPickle("bytes made by a function")
     return b""
 
 

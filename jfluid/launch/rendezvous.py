@@ -148,7 +148,7 @@ class Head:
         except OSError as error:
             raise JobError(
                 f"jfluid-launch: cannot listen at the coordinator's address {host}:{port}: {error.strerror}; is "
-                "another job running there? Choose another port with --coordinator"
+                "a different job running there? Choose a different port with --coordinator"
             ) from None
         self._listener = sockets.Listener(listening, secret, _PURPOSE, _LONGEST_MESSAGE, _SECONDS_TO_SEND)
 

@@ -306,7 +306,7 @@ def _ports(count: int, node: Node, reservations: ExitStack) -> list[int]:
     """Return ports for this launcher's processes: from `first_port` on, or free ports."""
     if node.ports is not None:
         if len(node.ports) < count:
-            raise JobError(f"jfluid-launch: {count} processes need as many ports; there are {len(node.ports)}")
+            raise JobError(f"jfluid-launch: {count} processes need {count} ports; there are {len(node.ports)}")
         return list(node.ports[:count])
     if node.first_port is not None:
         first = node.first_port + node.task * count

@@ -180,18 +180,16 @@ def _check_restart(folder: Path, before: Owner | None, mark: str, restarted: boo
         return
     if restarted:
         raise errors.ServerError(
-            f"{folder} belongs to {before}, which has taken it since this server's job began: its snapshots are not "
-            "this "
-            "job's. Name a different folder, or start the job with snapshots.resume (JFLUID_PS_RESTORE=1) to go on "
-            "from them"
+            f"{folder} belongs to {before}, which has taken it since this server's job began. Name a different folder, "
+            "or start the job with snapshots.resume (JFLUID_PS_RESTORE=1) to go on from the snapshots in the folder"
         )
-    _LOG.warning("%s was that of %s: this job goes on from its snapshots", folder, before)
+    _LOG.warning("%s belonged to %s: this job goes on from the snapshots in the folder", folder, before)
 
 
 def _continued(folder: Path, before: Owner | None, earlier: str, peers: Iterable[Path]) -> str:
     """Return the id of the job that a server goes on with.
 
-    Raises ServerError where the folder of another one is another job's.
+    Raises ServerError if the folder of a peer belongs to a different job.
     """
     job = before.job if before is not None else earlier
     for peer in peers:
@@ -201,8 +199,8 @@ def _continued(folder: Path, before: Owner | None, earlier: str, peers: Iterable
         job = job or other.job
         if other.job != job:
             raise errors.ServerError(
-                f"{folder} has snapshots of job {job}, and {peer} those of {other}: they do not go together. Put back "
-                "the missing folder, or remove all folders to begin anew"
+                f"{folder} has snapshots of job {job}, and {peer} has snapshots of {other}: the folders do not belong "
+                "together. Put back the missing folder, or remove all folders to begin anew"
             )
     return job
 

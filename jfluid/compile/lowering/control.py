@@ -118,7 +118,7 @@ def conditional_block(lowering: BlockLowering, op: Operator, env: Values) -> Val
             raise
         # Shapes in the block follow from values in it: only the block that is taken is compiled.
         condition = next(c for c in conditions if not static_values.is_static(c))
-        raise static_values.unknown(condition, "a condition with shapes of its own") from error
+        raise static_values.unknown(condition, "a condition with shapes that follow from values") from error
     return after
 
 

@@ -132,7 +132,7 @@ class BeamSearchDecoder:
     def block(self) -> Iterator[None]:
         """Return a context in which one step is made.
 
-        What `update_array` was given is written at its end, unless `early_stop` was reached.
+        At its end the arguments of `update_array` are written, unless `early_stop` was reached.
         """
         if self._status != BeamSearchDecoder.BEFORE_BEAM_SEARCH_DECODER:
             raise errors.ProgramError("BeamSearchDecoder.block: it can be made once only")

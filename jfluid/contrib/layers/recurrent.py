@@ -120,7 +120,7 @@ class BasicLSTMUnit(_Unit):
             the input gate, the candidate, the forget gate and the output gate.
         bias_attr: ParamAttr of the bias, [4 hidden_size].
         gate_activation, activation: no effect, as in Fluid, which always takes sigmoid and tanh;
-            others warn.
+            further activations warn.
         forget_bias: a number that is added to the forget gate before its sigmoid.
         dtype: of the parameters.
     """

@@ -148,8 +148,8 @@ def decorate(
     """Return an optimizer that computes suitable operators in 16 bits; parameters and updates stay in float32.
 
     The loss is multiplied by a scaling before the backward pass, and gradients are divided by it.
-    With dynamic scaling, a step whose gradients are not finite updates with zeros; after several
-    such steps the scaling shrinks, after many good ones it grows.
+    With dynamic scaling, a step with gradients that are not finite updates with zeros. After several
+    such steps the scaling shrinks; after many good steps it grows.
 
     Args:
         optimizer: any optimizer of `fluid.optimizer`.
