@@ -124,7 +124,7 @@ def descent(values, slots, gradients):
 
 def by_function(ids, seconds):
     """Updates that the caller computes: what gathering, calling and writing back cost."""
-    optimizer = specs.ProgramOptimizer(learning_rate=0.1, slots=[specs.SlotSpec(name="moment")])
+    optimizer = specs.Program(learning_rate=0.1, slots=[specs.SlotSpec(name="moment")])
     table, batches, gradients = (
         SparseTable(spec(16, optimizer)),
         batches_of(ids),

@@ -27,7 +27,7 @@ from jfluid.ps_server.kernels import body_of, floats_at, head_of, kernel
 from jfluid.ps_server.validation import NAME, Spec
 
 # Names that `specs` exports, too.
-__all__ = ["Adagrad", "Adam", "Ftrl", "Momentum", "ProgramOptimizer", "RMSProp", "Sgd", "SlotSpec"]
+__all__ = ["Adagrad", "Adam", "Ftrl", "Momentum", "Program", "RMSProp", "Sgd", "SlotSpec"]
 
 Array = np.ndarray[Any, Any]
 MOST_SLOTS = 16
@@ -481,7 +481,7 @@ class SlotSpec(Spec):
     initial: FiniteFloat = 0.0
 
 
-class ProgramOptimizer(OptimizerSpec):
+class Program(OptimizerSpec):
     """An optimizer that the caller of a table computes: see `SparseTable.update`.
 
     Only tables have it.
@@ -508,4 +508,4 @@ if TYPE_CHECKING:
 else:
     _ALL = [rule.settings for rule in RULES.values()]
     AnyOptimizer = Annotated[functools.reduce(operator.or_, _ALL), Field(discriminator="type")]
-    TableOptimizer = Annotated[functools.reduce(operator.or_, [*_ALL, ProgramOptimizer]), Field(discriminator="type")]
+    TableOptimizer = Annotated[functools.reduce(operator.or_, [*_ALL, Program]), Field(discriminator="type")]

@@ -130,7 +130,7 @@ def _named_whole(spec: specs.TableSpec, pieces: Mapping[str, PiecePart]) -> spec
         return pieces[name].variable if name in pieces else name
 
     optimizer = spec.optimizer
-    if isinstance(optimizer, specs.ProgramOptimizer):
+    if isinstance(optimizer, specs.Program):
         slots = tuple(s.model_copy(update={"name": whole(s.name)}) for s in optimizer.slots)
         optimizer = optimizer.model_copy(update={"slots": slots})
     return spec.model_copy(update={"name": whole(spec.name), "optimizer": optimizer})

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from jfluid.ps_server.optimizers import MOST_CONSTANTS, RULES, OptimizerSpec, ProgramOptimizer, RuleDef
+from jfluid.ps_server.optimizers import MOST_CONSTANTS, RULES, OptimizerSpec, Program, RuleDef
 from jfluid.ps_server.validation import Spec
 
 Array = np.ndarray[Any, Any]
@@ -111,7 +111,7 @@ class UpdateRule:
 
 def rule_of(settings: Spec) -> UpdateRule:
     """Return the rule of an optimizer's settings. Raises TypeError for any other object."""
-    if isinstance(settings, ProgramOptimizer):
+    if isinstance(settings, Program):
         return UpdateRule(
             settings,
             None,

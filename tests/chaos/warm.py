@@ -61,7 +61,7 @@ def warm_tables() -> None:
         (
             specs.Sgd(learning_rate=1.0),
             specs.Adam(learning_rate=1.0),
-            specs.ProgramOptimizer(learning_rate=1.0, slots=slots),
+            specs.Program(learning_rate=1.0, slots=slots),
         )
     ):
         spec = specs.TableSpec(
@@ -75,7 +75,7 @@ def warm_tables() -> None:
         ones = np.ones((len(once), 4), np.float32)
         held.assign(once, ones)
         held.add(once, ones)
-        if isinstance(optimizer, specs.ProgramOptimizer):
+        if isinstance(optimizer, specs.Program):
             held.update(once, ones, lambda values, slots, gradients: (values, slots))
         else:
             held.push(once, ones)

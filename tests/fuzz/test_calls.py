@@ -31,7 +31,7 @@ from tests.fuzz.harness import (
     reads_or_refuses,
 )
 
-PROGRAM = specs.ProgramOptimizer(learning_rate=1, slots=(specs.SlotSpec(name="m"),))
+PROGRAM = specs.Program(learning_rate=1, slots=(specs.SlotSpec(name="m"),))
 TABLES = [
     specs.TableSpec(name="t", width=2, shards=2, optimizer=specs.Adagrad(learning_rate=0.1)),
     specs.TableSpec(

@@ -57,7 +57,7 @@ def assert_same(found, expected):
         np.testing.assert_array_equal(found[name], value, name)
 
 
-PROGRAM = specs.ProgramOptimizer(learning_rate=0.1)
+PROGRAM = specs.Program(learning_rate=0.1)
 WAYS = {
     "look_up": ({}, lambda t, ids: t.look_up(ids)),
     "push": ({}, lambda t, ids: t.push(ids, ones(ids))),

@@ -125,7 +125,7 @@ def results(folder, monkeypatch, secret):
         "rows": t.look_up(ids, train=False),
         "count": np.array([len(t), t.waiting, t.shrink(1), len(t)]),
     }
-    program = table(optimizer=specs.ProgramOptimizer(learning_rate=0.1))
+    program = table(optimizer=specs.Program(learning_rate=0.1))
 
     def scaled(values, slots, merged):
         found["order"], found["sum"] = merged.copy(), np.cumsum(values, 0)[-1]

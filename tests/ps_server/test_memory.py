@@ -42,7 +42,7 @@ def records(count):
         return [np.concatenate(parts) for parts in zip(*view.blocks(), strict=True)]
 
 
-PROGRAM = specs.ProgramOptimizer(learning_rate=0.1, slots=(specs.SlotSpec(name="sum", initial=3),))
+PROGRAM = specs.Program(learning_rate=0.1, slots=(specs.SlotSpec(name="sum", initial=3),))
 # name -> (the table, what gives rows to ids)
 WAYS = {
     "look_up": (new, lambda t, ids: t.look_up(ids)),

@@ -17,12 +17,12 @@ from jfluid.ps_server.table import SparseTable
 from tests.ps_server.test_table import ids_of, in_threads, ones
 
 RATE = 0.1
-ADADELTA = specs.ProgramOptimizer(
+ADADELTA = specs.Program(
     learning_rate=RATE, slots=(specs.SlotSpec(name="squared_grad"), specs.SlotSpec(name="squared_update"))
 )
-FTRL = specs.ProgramOptimizer(learning_rate=RATE, slots=(specs.SlotSpec(name="squared"), specs.SlotSpec(name="linear")))
+FTRL = specs.Program(learning_rate=RATE, slots=(specs.SlotSpec(name="squared"), specs.SlotSpec(name="linear")))
 # The sum of gradients, and how many there were.
-COUNTED = specs.ProgramOptimizer(
+COUNTED = specs.Program(
     learning_rate=RATE, slots=(specs.SlotSpec(name="sum", initial=1.5), specs.SlotSpec(name="count"))
 )
 
@@ -148,7 +148,7 @@ def test_ids_that_may_not_enter_are_left_out():
 
 def test_an_optimizer_without_slots():
     t, ids = (
-        table(specs.ProgramOptimizer(learning_rate=1), initializer=specs.Constant(value=1)),
+        table(specs.Program(learning_rate=1), initializer=specs.Constant(value=1)),
         np.arange(5),
     )
     t.update(ids, ones(ids, 3), lambda values, slots, gradients: (values * 2 + len(slots), []))

@@ -231,7 +231,7 @@ def test_a_cut_waits_for_mutations_and_mutations_for_the_cut():
 def test_gradients_for_a_program_are_refused_before_anything_changes():
     store = Store()
     store.create_table(specs.TableSpec(name="t", width=2, optimizer=SGD))
-    store.create_table(specs.TableSpec(name="p", width=2, optimizer=specs.ProgramOptimizer(learning_rate=0.0)))
+    store.create_table(specs.TableSpec(name="p", width=2, optimizer=specs.Program(learning_rate=0.0)))
     ids, values = np.arange(3, dtype="<i8").tobytes(), np.ones(6, "<f4").tobytes()
     request = pb.PushRequest(rows=[pb.RowsChange(table=name, ids=ids, values=values) for name in "tp"])
     with pytest.raises(errors.ServerError, match="table p: its optimizer is a program.*push values or differences"):

@@ -111,7 +111,7 @@ def make_table(
         )
     )
     table.rate = row_update.rate
-    if isinstance(row_update.optimizer, specs.ProgramOptimizer):
+    if isinstance(row_update.optimizer, specs.Program):
         table.variables = {name: name for name in parts.slots}
     elif update.ops:
         table.name_variables(update.ops[-1])

@@ -161,7 +161,7 @@ class UpdateByFunction:
         device: Callable[[], Any],
     ):
         self._parts, self._tensor, self._seed = parts, tensor, seed
-        self.optimizer: OptimizerSpec = specs.ProgramOptimizer(
+        self.optimizer: OptimizerSpec = specs.Program(
             learning_rate=0.0, slots=tuple(specs.SlotSpec(name=n, initial=first_value(n)) for n in parts.slots)
         )
         self._function = CompiledFunction(parts.update.ops, parts.written, device())
