@@ -14,7 +14,7 @@ class Pruner:
     """Base class of pruners."""
 
     def prune(self, param: Any) -> None:
-        """Prune a parameter: a subclass defines it; this one leaves it as it is."""
+        """Prune a parameter. A subclass overrides this method, which changes nothing."""
 
 
 class StructurePruner(Pruner):
