@@ -337,7 +337,7 @@ class Listener:
         if not self._told:
             self._told = True
             logger.warning(
-                "port %d: no connection can be accepted, and none is for %g s at a time: %s",
+                "port %d: cannot accept connections, next attempt in %g s: %s",
                 self.port,
                 PAUSE_S,
                 error.strerror,
