@@ -12,7 +12,7 @@ from jax.extend.core import primitives
 
 from jfluid.check_device import cases
 from jfluid.compile.numpy_steps import blas_threads, interpreter, kernels
-from jfluid.compile.numpy_steps.beside import Listing, NoRule
+from jfluid.compile.numpy_steps.beside import Listing, NotInterpretable
 from jfluid.compile.numpy_steps.interpreter import host_value
 from jfluid.machine_code import convolution_dispatch, kernel_registry, product_dispatch, row_dispatch
 from tests.dynamic_shapes.padding import difference
@@ -46,7 +46,7 @@ def compare(some, chosen):
             try:
                 with np.errstate(all="ignore"):
                     results = Listing(jaxpr).run([host_value(v) for v in arrays])
-            except NoRule as error:
+            except NotInterpretable as error:
                 refused.append((case.name, str(error)))
                 continue
             assert [(r.shape, r.dtype) for r in results] == [(a.shape, a.dtype) for a in jaxpr.out_avals], case.name
