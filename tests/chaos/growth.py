@@ -303,7 +303,9 @@ def _for_ever(deeds: Sequence[Callable[[], None]]) -> Iterator[Callable[[], None
 def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.chaos.growth", description=__doc__)
     parser.add_argument("--minutes", type=float, default=60.0)
-    parser.add_argument("--rounds", type=int, default=0, help="end after so many rounds of all deeds (0: after the time)")
+    parser.add_argument(
+        "--rounds", type=int, default=0, help="end after so many rounds of all deeds (0: after the time)"
+    )
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--out", help="a file for the lines, too")
     given = parser.parse_args(arguments)

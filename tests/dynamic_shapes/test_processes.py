@@ -14,7 +14,9 @@ STEPS = 13
 FEW = MODES[:2]  # tests/parallel trains in each mode; all modes pad by the same code
 
 
-@pytest.fixture(scope="module", params=[(STEPS, FEW), pytest.param((40, MODES), marks=pytest.mark.nightly)])
+@pytest.fixture(
+    scope="module", params=[(STEPS, FEW), pytest.param((40, MODES), marks=pytest.mark.nightly)], ids=["few", "all"]
+)
 def found(tmp_path_factory, request):
     """Results of each of two trainers, by mode."""
     steps, modes = request.param
