@@ -6,6 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from tests import import_graph
+
 ROOT = Path(__file__).parent.parent
 PACKAGE = ROOT / "jfluid"
 PAGES = [
@@ -29,19 +31,19 @@ _DOCUMENTED = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
 _FENCE = re.compile(r"^ *```.*?^ *```", re.MULTILINE | re.DOTALL)
 
 
-def summaries(source):
+def summaries(nodes):
     """Return the first paragraph of each docstring of a module, on one line."""
-    found = (ast.get_docstring(node) for node in ast.walk(ast.parse(source)) if isinstance(node, _DOCUMENTED))
+    found = (ast.get_docstring(node) for node in nodes if isinstance(node, _DOCUMENTED))
     return [" ".join(text.strip().split("\n\n")[0].split()) for text in found if text and text.strip()]
 
 
 _TELLS = {"add_note", "debug", "error", "info", "print", "tell", "warn", "warn_once", "warning"}
 
 
-def messages(source):
+def messages(nodes):
     """Return the texts of a module's errors, warnings and log lines, of three words and more."""
     found = []
-    for node in ast.walk(ast.parse(source)):
+    for node in nodes:
         name = getattr(node.func, "attr", getattr(node.func, "id", "")) if isinstance(node, ast.Call) else ""
         if (isinstance(node, ast.Raise) and node.exc) or name in _TELLS:
             texts = (part.value for part in ast.walk(node) if isinstance(part, ast.Constant))
@@ -65,7 +67,7 @@ def in_a_thousand(texts):
 @pytest.fixture(scope="module")
 def of_the_package():
     files = [path for path in sorted(PACKAGE.rglob("*.py")) if "_pb2" not in path.name]
-    return [summary for path in files for summary in summaries(path.read_text())]
+    return [summary for path in files for summary in summaries(import_graph.nodes(path))]
 
 
 def test_summaries_name_their_nouns(of_the_package):
@@ -80,7 +82,7 @@ def test_summaries_begin_with_a_verb_or_a_noun(of_the_package):
 
 
 def test_messages_name_their_nouns():
-    found = [text for path in sorted(PACKAGE.rglob("*.py")) for text in messages(path.read_text())]
+    found = [text for path in sorted(PACKAGE.rglob("*.py")) for text in messages(import_graph.nodes(path))]
     assert len(found) > 1000
     rate, worst = in_a_thousand(found)
     assert rate <= MOST_OF_MESSAGES, f"{rate:.1f} vague words in a thousand:{worst}"
@@ -104,7 +106,7 @@ def test_vague_words_are_counted():
     assert rate == 1000 * 4 / 13
     assert worst == "\nWhat, one of, them, nobody: What one of them holds, nobody knows."
     source = '"""Of modules."""\n\nclass A:\n    """A class.\n\n    What follows is no summary.\n    """\n'
-    assert summaries(source) == ["Of modules.", "A class."]
-    assert [bool(FIRST.match(text)) for text in summaries(source)] == [True, False]
+    found = summaries(ast.walk(ast.parse(source)))
+    assert found == ["Of modules.", "A class."] and [bool(FIRST.match(text)) for text in found] == [True, False]
     page = "# What\n\nText of a page.\n\n| what |\n\n```\nwhat\n```\n<!-- what -->\n    what\nThe end.\n"
     assert prose(page).split() == "Text of a page. The end.".split()

@@ -14,11 +14,11 @@ NOT_KEPT = ("declarative",)
 
 
 def start(folder):
-    """What `tests.every_mode` prints in a process of its own."""
+    """What `tests.compile.every_mode` prints in a process of its own."""
     others = ("JAX_COMPILATION_CACHE_DIR", "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS")
     environment = {n: v for n, v in os.environ.items() if n not in others}
     environment["FLAGS_compilation_cache_dir"] = str(folder)
-    command = [sys.executable, "-m", "tests.every_mode"]
+    command = [sys.executable, "-m", "tests.compile.every_mode"]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
     assert not done.returncode, done.stderr
     return [json.loads(line) for line in done.stdout.splitlines()]

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import jfluid as fluid
-from tests import dygraph_layer_cases as cases
+from tests.dygraph import layer_cases as cases
 
 GOLDEN = json.loads((Path(__file__).parents[1] / "golden" / "dygraph_layers.json").read_text())
 CASES = cases.cases(fluid)

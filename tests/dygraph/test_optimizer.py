@@ -10,7 +10,7 @@ import pytest
 
 import jfluid as fluid
 from jfluid import errors
-from tests import dygraph_optimizer_cases as cases
+from tests.dygraph import optimizer_cases as cases
 
 FOLDER = Path(__file__).parents[1] / "golden"
 GOLDEN = json.loads((FOLDER / "dygraph_optimizer.json").read_text())

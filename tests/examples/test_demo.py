@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tests.example_runs import ROOT, run_example
+from tests.examples.runs import ROOT, run_example
 
 pytestmark = [pytest.mark.process, pytest.mark.slow]
 

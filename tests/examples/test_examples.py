@@ -7,7 +7,7 @@ import re
 import numpy as np
 import pytest
 
-from tests.example_runs import ROOT, run_example
+from tests.examples.runs import ROOT, run_example
 from tests.launch_case import launched
 
 

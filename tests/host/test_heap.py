@@ -155,46 +155,51 @@ def test_a_compilation_without_a_return_of_memory_still_runs(monkeypatch):
         assert "jfluid-trim" not in {thread.name for thread in threading.enumerate()}
 
 
-# Whether the heap that a small block is taken from may be of huge pages.
+# What a program does before its steps, and True if the heap of the steps may then be of huge pages.
+BEFORE = {
+    "": True,
+    "import resource; resource.setrlimit(resource.RLIMIT_DATA, (8 << 30, -1))": False,
+    "import os; os.environ['MALLOC_ARENA_MAX'] = '1'": False,
+}
+# Forks a process for each argument. Each prints True if the heap that a small block is taken from may be of huge pages.
 _ADVISED = """
-import ctypes
+import ctypes, os, sys
 from jfluid.host import heap
 from jfluid.distributed.wire.connections import TrainerConnection
 from jfluid.ps_server import client
-{before}
-heap.keep_for_steps()
-heap.give_back()
-block = (ctypes.c_char * (4 << 20))()
-address, inside = ctypes.addressof(block) + (2 << 20), False
-for line in open("/proc/self/smaps"):
-    first, *rest = line.split()
-    if "-" in first and not first.endswith(":"):
-        start, end = (int(n, 16) for n in first.split("-"))
-        inside = start <= address < end
-    elif inside and first == "VmFlags:":
-        print("hg" in rest)
+
+def advised():
+    heap.keep_for_steps()
+    heap.give_back()
+    block = (ctypes.c_char * (4 << 20))()
+    address, inside = ctypes.addressof(block) + (2 << 20), False
+    for line in open("/proc/self/smaps"):
+        first, *rest = line.split()
+        if "-" in first and not first.endswith(":"):
+            start, end = (int(n, 16) for n in first.split("-"))
+            inside = start <= address < end
+        elif inside and first == "VmFlags:":
+            return "hg" in rest
+
+for before in sys.argv[1:]:
+    if not os.fork():
+        exec(before)
+        print(advised(), flush=True)
+        os._exit(0)
+    os.wait()
 """
 
 
+@pytest.mark.process
 @pytest.mark.skipif(
     platform.libc_ver()[0] != "glibc" or not Path("/sys/kernel/mm/transparent_hugepage").exists(),
     reason="the heap is glibc's, and huge pages Linux's",
 )
-@pytest.mark.parametrize(
-    "before, advised",
-    [
-        ("", True),
-        ("import resource; resource.setrlimit(resource.RLIMIT_DATA, (8 << 30, -1))", False),
-        ("import os; os.environ['MALLOC_ARENA_MAX'] = '1'", False),
-    ],
-    ids=["it grows", "addresses are limited", "a user has chosen"],
-)
-def test_the_heap_of_steps_is_of_huge_pages(before, advised, monkeypatch):
+def test_the_heap_of_steps_is_of_huge_pages_unless_addresses_are_limited_or_a_user_has_chosen(monkeypatch):
     for name in heap._VARIABLES:
         monkeypatch.delenv(name, raising=False)
-    script = _ADVISED.format(before=before)
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
-    assert done.stdout.split() == [str(advised)], done.stderr
+    done = subprocess.run([sys.executable, "-W", "ignore", "-c", _ADVISED, *BEFORE], capture_output=True, text=True)
+    assert done.stdout.split() == [str(advised) for advised in BEFORE.values()], done.stderr
 
 
 def test_a_trainer_has_its_steps_heap_before_its_client_starts_threads(monkeypatch):

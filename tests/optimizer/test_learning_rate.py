@@ -10,7 +10,7 @@ import pytest
 
 import jfluid as fluid
 from jfluid import errors
-from tests import optimizer_cases as cases
+from tests.optimizer import cases
 from tests.optimizer.test_optimizer import same_operators
 
 GOLDEN = json.loads((Path(__file__).parents[1] / "golden" / "optimizer.json").read_text())["schedules"]

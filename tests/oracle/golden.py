@@ -184,7 +184,7 @@ def sparse():
 
 @writes("optimizer", False, separators=(",", ":"))
 def optimizer():
-    cases = importlib.import_module("tests.optimizer_cases")
+    cases = importlib.import_module("tests.optimizer.cases")
     result = {"optimizers": {}, "schedules": {}, "averages": {}}
     for name, make in cases.optimizers(fluid).items():
         main, startup, loss, made = cases.build(fluid, name, make)
@@ -212,7 +212,7 @@ def optimizer():
 
 @writes("dygraph_layers", False, separators=(",", ":"))
 def dygraph_layers():
-    of = importlib.import_module("tests.dygraph_layer_cases")
+    of = importlib.import_module("tests.dygraph.layer_cases")
     programs, values = of.cases(fluid), of.value_cases(fluid)
     return {
         "programs": {name: of.describe(*of.program_of(fluid, make, data)) for name, (make, data) in programs.items()},
@@ -223,7 +223,7 @@ def dygraph_layers():
 @writes("dygraph_optimizer", False, separators=(",", ":"))
 def dygraph_optimizer():
     """Writes the files of a layer and its optimizer, too."""
-    cases = importlib.import_module("tests.dygraph_optimizer_cases")
+    cases = importlib.import_module("tests.dygraph.optimizer_cases")
     optimizers, net_file = cases.optimizers(fluid), os.path.join(FOLDER, "dygraph", "net")
     result = {
         "optimizers": {name: cases.result(fluid, name, make) for name, make in optimizers.items()},

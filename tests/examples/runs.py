@@ -7,7 +7,7 @@ from pathlib import Path
 
 from tests.launch_case import COMMAND, LIMIT, launched
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 
 
 def run_example(name, folder, as_users=False, **args):

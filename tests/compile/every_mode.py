@@ -1,6 +1,6 @@
 """Trains a step in every mode, and prints for each how much was compiled and traced, and its losses.
 
-python -m tests.every_mode [MODE ...]
+python -m tests.compile.every_mode [MODE ...]
 """
 
 import json
