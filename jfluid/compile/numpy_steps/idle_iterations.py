@@ -16,6 +16,7 @@ from jax.extend import core
 
 from jfluid.compile.rewrites.primitives import CALLS
 
+ZERO_ROW = -1
 _ZERO = 0  # the number of a value of zeros, or of False
 _CLAMPED = (jax.lax.GatherScatterMode.CLIP, jax.lax.GatherScatterMode.PROMISE_IN_BOUNDS)
 # Primitives that keep elements and their order, and primitives with a result of zeros for a first operand of zeros.
@@ -27,10 +28,18 @@ _PRODUCTS = frozenset("and dot_general mul".split())
 
 
 class Flag(NamedTuple):
-    """Flag of a loop: the number of a carried value, or of an array with an element for each iteration."""
+    """Flag of a loop, and the results of an iteration in which no element of the flag is True.
+
+    Attributes:
+        is_carried: True for a carried value, False for an array with a part for each iteration.
+        number: of the carried value or the array.
+        rows: for each stacked result the number of the carried value that it equals, or `ZERO_ROW` for zeros; None if
+            a result differs by iteration.
+    """
 
     is_carried: bool
     number: int
+    rows: list[int] | None
 
 
 @functools.lru_cache(maxsize=512)
@@ -42,17 +51,19 @@ def flag_of(closed: Any, consts: int, carried: int) -> Flag | None:
         consts: number of the body's constant operands.
         carried: number of carried values.
     """
-    flags = [at for at, var in enumerate(closed.jaxpr.invars) if at >= consts and _is_flag(var.aval)]
-    for at in flags:
+    before, after = slice(consts, consts + carried), consts + carried
+    for at, var in enumerate(closed.jaxpr.invars):
+        if at < consts or var.aval.dtype != bool:
+            continue
         values = _Values()
         given = [_ZERO if i == at else values.numbered(("operand", i)) for i in range(len(closed.jaxpr.invars))]
-        if values.results(closed, given)[:carried] == given[consts : consts + carried]:
-            return Flag(at < consts + carried, at - consts - (carried if at >= consts + carried else 0))
+        state, found = given[before], values.results(closed, given)
+        if found[:carried] == state:
+            known = {_ZERO: ZERO_ROW} | {value: i for i, value in enumerate(state) if value != _ZERO}
+            rows = [known.get(value) for value in found[carried:]]
+            given_rows = None if None in rows else rows
+            return Flag(at < after, at - (consts if at < after else after), given_rows)
     return None
-
-
-def _is_flag(aval: Any) -> bool:
-    return aval.dtype == bool and math.prod(aval.shape) == 1
 
 
 class _Values:

@@ -1,6 +1,5 @@
 """NumPy rules of gathering and scattering."""
 
-import functools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -180,14 +179,14 @@ def _search(params: Mapping[str, Any]) -> Callable[..., Any] | None:
     others = [at for at in range(consts) if at not in ats]
     if len(ats) != 2 or len(others) > 1 or any(jaxpr.invars[at].aval.ndim for at in others):
         return None
-    (array, values), (side,), loop = ats, sides, functools.partial(RULES["scan"], params)
+    (array, values), (side,) = ats, sides
     if jaxpr.invars[array].aval.ndim != 1 or jaxpr.invars[array].aval.dtype.kind not in "iu":
         return None
 
     def search(*given: Any) -> list[Any]:
         held, wanted, low, high = given[array], given[values], *given[consts:]
         if low.any() or (high != len(held)).any() or any(given[at] != 2 for at in others):
-            return list(loop(*given))
+            return list(RULES["scan"](dict(params), *given))
         found = np.searchsorted(held, wanted, side)
         return [np.maximum(found - 1, 0).astype(low.dtype), found.astype(high.dtype)]
 
