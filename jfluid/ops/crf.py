@@ -38,8 +38,8 @@ def _labels(label: Value, ragged: Ragged | None) -> Array:
 
 
 # Sums over all paths of tags, in logarithms: alpha'_j = log(sum_i exp(alpha_i + step_ij)) + x_j. The gradient is
-# written by hand: the share of alpha_i in alpha'_j is computed for all steps at once, and a step of the backward loop is
-# one product. Past the end of a sequence, sums and gradients stay as they are.
+# written by hand: the share of alpha_i in alpha'_j is computed for all steps at once, and a step of the backward
+# loop is one product. Past the end of a sequence, sums and gradients stay as they are.
 
 
 @jax.custom_vjp
