@@ -91,16 +91,21 @@ class Size(NamedTuple):
             tuple(map(max, a.longest, b.longest)),
         )
 
-    def roomier(self) -> "Size":
-        """Return a size one rung larger, so that the next batch that needs more of one feed still fits."""
+    def roomier(self, longest: tuple[int, ...] | None = None) -> "Size":
+        """Return a size one rung larger, so that the next batch that needs more of one feed still fits.
+
+        Args:
+            longest: longest sequence of each level; None for a rung more.
+        """
         if self.uniform:
             return self
         numbers = self.numbers[:1] + tuple(ladder(n + n // 4) for n in self.numbers[1:])
-        return Size(
-            ladder(self.rows + self.rows // 4),
-            numbers,
-            tuple(ladder(n + n // 4, 2) for n in self.longest),
-        )
+        longest = longest or tuple(ladder(n + n // 4, 2) for n in self.longest)
+        return Size(ladder(self.rows + self.rows // 4), numbers, longest)
+
+    def longer(self) -> tuple[int, ...]:
+        """Return the longest sequence of each level with little room, for a first batch."""
+        return tuple(ladder(n + n // 8) for n in self.longest)
 
     def plain(self) -> "Size":
         return Size(self.rows, self.numbers, self.longest).rounded() if self.uniform else self
