@@ -113,7 +113,7 @@ def _roomy(several: Sequence[Layout | Size | None]) -> Layout | Size | None:
     for own in several[1:]:
         sizes = [a.joined(b) for a, b in zip(sizes, _sizes(own))]
     if len(several) == 1:
-        sizes = [size.roomier(size.longer()) for size in sizes]
+        sizes = [size.for_later() for size in sizes]
     else:
         before = [own.longest for own in _sizes(first)]
         sizes = [s.roomier(longest if s.longest == longest else None) for s, longest in zip(sizes, before)]
