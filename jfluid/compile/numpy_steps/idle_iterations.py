@@ -60,9 +60,9 @@ def flag_of(closed: Any, consts: int, carried: int) -> Flag | None:
         state, found = given[before], values.results(closed, given)
         if found[:carried] == state:
             known = {_ZERO: ZERO_ROW} | {value: i for i, value in enumerate(state) if value != _ZERO}
-            rows = [known.get(value) for value in found[carried:]]
-            given_rows = None if None in rows else rows
-            return Flag(at < after, at - (consts if at < after else after), given_rows)
+            rows = [known[value] for value in found[carried:] if value in known]
+            are_known = len(rows) == len(found) - carried
+            return Flag(at < after, at - (consts if at < after else after), rows if are_known else None)
     return None
 
 

@@ -194,7 +194,7 @@ def _scan(params: Params, *values: Any) -> Any:
         order.reverse()
     for done, at in enumerate(order, 1):
         idle = flag is not None and not (state[flag.number] if flag.is_carried else along[flag.number][at]).any()
-        if idle and flag.rows is not None:
+        if flag is not None and idle and flag.rows is not None:
             for row, number in zip(rows, flag.rows):
                 row[at] = 0 if number == ZERO_ROW else state[number]
             continue
