@@ -9,6 +9,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import Array, lax
 
 from jfluid import errors
@@ -36,6 +37,58 @@ def _labels(label: Value, ragged: Ragged | None) -> Array:
     return dense.reshape(dense.shape[:2]).T
 
 
+# Sums over all paths of tags, in logarithms: alpha'_j = log(sum_i exp(alpha_i + step_ij)) + x_j. The gradient is
+# written by hand: the share of alpha_i in alpha'_j is computed for all steps at once, and a step of the backward
+# loop is one product. Past the end of a sequence, sums and gradients stay as they are.
+
+
+@jax.custom_vjp
+def _forward(start: Array, x: Array, steps: Array, inside: Array) -> tuple[Array, Array]:
+    """Return the sums at the end, and the sums after each element, which have no gradient.
+
+    Args:
+        start: sums of the first elements, [number, tags].
+        x: emissions of all further elements, [time, number, tags].
+        steps: weights of going from one tag (row) to another (column).
+        inside: True for elements of a sequence, [time, number].
+    """
+    least, most = np.finfo(x.dtype).min, np.finfo(x.dtype).max  # a sum of infinite terms has no greatest term
+
+    def advance(alpha: Array, at: tuple[Array, Array]) -> tuple[Array, Array]:
+        now, here = at
+        terms = alpha[:, :, None] + steps
+        top = lax.clamp(least, terms.max(1), most)
+        new = jnp.log(jnp.exp(terms - top[:, None]).sum(1)) + top + now
+        alpha = jnp.where(here[:, None], new, alpha)
+        return alpha, alpha
+
+    return lax.scan(advance, start, (x, inside))
+
+
+def _forward_kept(start: Array, x: Array, steps: Array, inside: Array) -> tuple[tuple[Array, Array], tuple[Array, ...]]:
+    final, alphas = _forward(start, x, steps, inside)
+    return (final, alphas), (start, x, steps, inside, alphas)
+
+
+def _forward_gradient(kept: tuple[Array, ...], grads: tuple[Array, Array]) -> tuple[Array, Array, Array, None]:
+    start, x, steps, inside, alphas = kept
+    before = jnp.concatenate([start[None], alphas[:-1]])
+    terms = before[..., None] + steps - (alphas - x)[:, :, None]
+    shares = jnp.where(inside[..., None, None], jnp.exp(jnp.minimum(terms, 0)), 0)
+
+    def back(grad: Array, at: tuple[Array, Array]) -> tuple[Array, Array]:
+        share, here = at
+        here = here[:, None]
+        return jnp.where(here, (share * grad[:, None]).sum(2), grad), jnp.where(here, grad, 0)
+
+    grad_start, grad_x = lax.scan(back, grads[0], (shares, inside), reverse=True)
+    grad_steps = (shares * grad_x[:, :, None]).sum((0, 1))
+    return grad_start, grad_x, grad_steps, None
+
+
+_forward.defvjp(_forward_kept, _forward_gradient)
+
+
 @op(
     "linear_chain_crf",
     ins=("Emission", "Transition", "Label", "Length?"),
@@ -60,15 +113,8 @@ def linear_chain_crf(
     first, last, steps = transition[0], transition[1], transition[2:]
     times = jnp.arange(x.shape[0], dtype=jnp.int32)[:, None]
     inside = times < lengths
-
-    def advance(alpha: Array, at: tuple[Array, Array]) -> tuple[Array, Array]:
-        now, here = at
-        new = jax.nn.logsumexp(alpha[:, :, None] + steps, axis=1) + now
-        alpha = jnp.where(here[:, None], new, alpha)
-        return alpha, alpha
-
     start = first + x[0]
-    final, alphas = lax.scan(advance, start, (x[1:], inside[1:]))
+    final, alphas = _forward(start, x[1:], steps, inside[1:])
     log_total = jax.nn.logsumexp(final + last, axis=1)
     hot = jax.nn.one_hot(labels, x.shape[2], dtype=x.dtype) * inside[..., None]
     ends = hot * (times == lengths - 1)[..., None]

@@ -75,7 +75,7 @@ class TensorArray:
             return self.items[at]
         stacked = self.stacked(self.capacity)
         traced = jnp.clip(jnp.asarray(index).reshape(()).astype(jnp.int32), 0, stacked.capacity - 1)
-        return jax.tree.map(lambda b: jax.lax.dynamic_index_in_dim(b, traced, 0, keepdims=False), stacked.buffer)
+        return jax.tree.map(functools.partial(_element, place=traced), stacked.buffer)
 
     def write(self, index: Any, value: Any) -> "TensorArray":
         """Return the array with `value` at `index`."""
@@ -103,13 +103,14 @@ class TensorArray:
 
         def put(buffer: Any, new: Any) -> Any:
             if active is not None:
-                new = jnp.where(active, new, jax.lax.dynamic_index_in_dim(buffer, place, 0, keepdims=False))
+                new = jnp.where(active, new, _element(buffer, place))
             if buffer.shape[1:] != jnp.shape(new):
                 raise errors.ShapeError(
                     f"write_to_array in a loop: expected an element of shape {list(buffer.shape[1:])}, "
                     f"found {list(jnp.shape(new))}"
                 )
-            return jax.lax.dynamic_update_index_in_dim(buffer, jnp.asarray(new, buffer.dtype), place, 0)
+            new = jnp.asarray(new, buffer.dtype)
+            return jax.lax.dynamic_update_index_in_dim(buffer, new, place, 0, allow_negative_indices=False)
 
         length = jnp.maximum(stacked.length, place.astype(jnp.int64) + 1)
         return TensorArray(
@@ -139,6 +140,11 @@ class TensorArray:
         items += [items[-1]] * (capacity - len(items))
         buffer = jax.tree.map(lambda *leaves: jnp.stack([jnp.asarray(x) for x in leaves]), *items)
         return TensorArray(buffer=buffer, length=jnp.asarray(len(self.items), jnp.int64))
+
+
+def _element(buffer: Any, place: Any) -> Any:
+    """Return the element of a buffer at a place, which is not negative."""
+    return jax.lax.dynamic_index_in_dim(buffer, place, 0, keepdims=False, allow_negative_indices=False)
 
 
 def _widen(missing: int, buffer: Any) -> Any:

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from jfluid import errors
-from jfluid.ops import registry
+from jfluid.ops import crf, registry
 from jfluid.ops.ragged import Level, Ragged
 from tests.op_case import check
 
@@ -258,3 +258,26 @@ def test_chunk_eval_without_chunks_gives_zeros():
 def test_chunk_eval_names_the_schemes():
     with pytest.raises(errors.AttributeTypeError, match="IOB, IOE, IOBES, plain, found 'BIO'"):
         call("chunk_eval", LABEL, LABEL, LENGTH, num_chunk_types=3, chunk_scheme="BIO")
+
+
+@pytest.mark.parametrize("scale", [1, 60])
+def test_sums_over_paths_have_the_gradient_of_jax(scale):
+    """Also with weights whose exponentials overflow float32, and a step that no path takes."""
+
+    def plain(start, x, steps, inside):
+        alpha = start
+        for now, here in zip(x, inside, strict=True):
+            new = jax.nn.logsumexp(alpha[:, :, None] + steps, axis=1) + now
+            alpha = jnp.where(here[:, None], new, alpha)
+        return alpha
+
+    random = np.random.RandomState(1)
+    start, x, steps = (scale * random.normal(size=s).astype("float32") for s in ((3, 4), (5, 3, 4), (4, 4)))
+    steps[1, 2] = -np.inf
+    inside = np.arange(5)[:, None] < np.array([5, 0, 3])
+    weights = random.normal(size=(3, 4)).astype("float32")
+    ours, back = jax.vjp(lambda *given: crf._forward(*given, inside)[0], start, x, steps)
+    theirs, plainly = jax.vjp(lambda *given: plain(*given, inside), start, x, steps)
+    np.testing.assert_allclose(ours, theirs, rtol=1e-5)
+    for own, other in zip(back(weights), plainly(weights), strict=True):
+        np.testing.assert_allclose(own, other, rtol=1e-3, atol=1e-4)

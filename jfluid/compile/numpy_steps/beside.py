@@ -1,6 +1,7 @@
 """A compilation that goes on beside the steps, which NumPy runs until it is done."""
 
 import contextlib
+import math
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -71,6 +72,8 @@ class Beside:
 
     Attributes:
         done: True once the compilation has ended.
+        is_guess: True, until the second call, for sizes that a second batch may not need: the first call begins no
+            compilation.
         interpreting: seconds of interpreted calls.
         seconds: time that the compilation took.
     """
@@ -83,7 +86,7 @@ class Beside:
         self._thread: threading.Thread | None = None
         self.done, self._given_up, self._makes = False, False, False
         self._tracing, self.interpreting, self.seconds = seconds, spent, 0.0
-        self._called = spent > 0
+        self._called, self.is_guess = spent > 0, False
         self._compiled: Any = None
         self._error: BaseException | None = None
 
@@ -96,7 +99,9 @@ class Beside:
         if self.done or self._listing is None:
             return None
         start, spent = time.perf_counter(), self.interpreting
-        until = start + max(_PAYS * max(self._tracing, _LEAST) - spent, 0.0 if self._called else _FIRST_CALL)
+        first_call = 0.0 if self._called else (math.inf if self.is_guess else _FIRST_CALL)
+        self.is_guess = self.is_guess and not self._called
+        until = start + max(_PAYS * max(self._tracing, _LEAST) - spent, first_call)
         self._called = True
 
         def stop() -> bool:

@@ -1,13 +1,13 @@
 """NumPy rules of gathering and scattering."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import jax
 import numpy as np
-from jax.extend import core
 
-from jfluid.compile.numpy_steps.interpreter import NAMED, RULES, rule
+from jfluid.compile.numpy_steps.interpreter import FORMS, RULES, rule
+from jfluid.compile.rewrites.primitives import CALLS
 
 Params = dict[str, Any]
 _CLIP = jax.lax.GatherScatterMode.CLIP
@@ -160,22 +160,46 @@ for _name, _function in {
     _scatter(_name, _function.at)
 
 
-def _searchsorted(called: Any) -> Callable[..., Any] | None:
-    """Return the binary search of a call of `jax.numpy.searchsorted` among integers, for which JAX has a slow loop."""
-    jaxpr = called.jaxpr
-    held = jaxpr.invars[0].aval if len(jaxpr.invars) == 2 else None
-    sides: list[Any] = [side for name, side in (("lt_to", "right"), ("le_to", "left")) if _has(jaxpr, name)]
-    if held is None or len(held.shape) != 1 or len(sides) != 1 or held.dtype.kind not in "iu" or jaxpr.constvars:
+# Primitives of the body of JAX's binary search; one of `_SIDES` compares.
+_OF_SEARCH = frozenset("sub add div convert_element_type broadcast_in_dim gather squeeze select_n".split())
+_SIDES: dict[str, Any] = {"lt_to": "right", "le_to": "left"}
+
+
+def _search(params: Mapping[str, Any]) -> Callable[..., Any] | None:
+    """Return the binary search of `jax.numpy.searchsorted` among integers, for which JAX has a slow loop."""
+    jaxpr, consts, names = params["jaxpr"].jaxpr, params["num_consts"], list(_primitives(params["jaxpr"].jaxpr))
+    sides = [_SIDES[name] for name in names if name in _SIDES]
+    if (len(jaxpr.invars), len(jaxpr.outvars), params["num_carry"]) != (consts + 2, 2, 2) or len(sides) != 1:
         return None
-    (side,), (dtype,) = sides, [v.aval.dtype for v in jaxpr.outvars]
-    return lambda held, wanted: [np.searchsorted(held, wanted, side).astype(dtype)]
+    if names.count("gather") != 1 or not _OF_SEARCH.issuperset({*names} - {*_SIDES}):
+        return None
+    # The array, the values to search for, and, unless it is a literal, the number 2.
+    first = {e.primitive.name: e.invars[0] for e in jaxpr.eqns if e.primitive.name in ("gather", *_SIDES)}
+    ats = [at for var in first.values() for at, own in enumerate(jaxpr.invars[:consts]) if own is var]
+    others = [at for at in range(consts) if at not in ats]
+    if len(ats) != 2 or len(others) > 1 or any(jaxpr.invars[at].aval.ndim for at in others):
+        return None
+    (array, values), (side,) = ats, sides
+    if jaxpr.invars[array].aval.ndim != 1 or jaxpr.invars[array].aval.dtype.kind not in "iu":
+        return None
+
+    def search(*given: Any) -> list[Any]:
+        held, wanted, low, high = given[array], given[values], *given[consts:]
+        if low.any() or (high != len(held)).any() or any(given[at] != 2 for at in others):
+            return list(RULES["scan"](dict(params), *given))
+        found = np.searchsorted(held, wanted, side)
+        return [np.maximum(found - 1, 0).astype(low.dtype), found.astype(high.dtype)]
+
+    return search
 
 
-def _has(jaxpr: Any, name: str) -> bool:
-    return any(
-        e.primitive.name == name or any(_has(inner, name) for inner in core.jaxprs_in_params(e.params))
-        for e in jaxpr.eqns
-    )
+def _primitives(jaxpr: Any) -> Iterator[str]:
+    """Yield the names of the primitives of a jaxpr, those of called functions included."""
+    for equation in jaxpr.eqns:
+        if equation.primitive.name in CALLS:
+            yield from _primitives(equation.params[CALLS[equation.primitive.name]].jaxpr)
+        else:
+            yield equation.primitive.name
 
 
-NAMED["_searchsorted_scan_impl"] = _searchsorted
+FORMS["scan"] = _search

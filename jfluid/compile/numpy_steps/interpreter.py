@@ -23,8 +23,8 @@ Rule = Callable[..., Any]
 RULES: dict[str, Rule] = {}
 # Functions of the operands alone: NumPy finds the sizes of the results.
 PLAIN: dict[str, Callable[..., Any]] = {}
-# Functions of JAX that NumPy has, by the name of the call: `called jaxpr -> function`, or None for an unknown form.
-NAMED: dict[str, Callable[[Any], Callable[..., Any] | None]] = {}
+# Operations of a form that NumPy has a function for: `parameters -> function`, or None for any other form.
+FORMS: dict[str, Callable[[Mapping[str, Any]], Callable[..., Any] | None]] = {}
 _MOST_COMPILED = 256
 # Bytes of intermediate results from which on a step waits for its compilation: XLA fuses operations, and a step of
 # ResNet-50 takes three times as much memory without. The same bound holds for the arrays inside of one operation.
@@ -151,9 +151,7 @@ class Listing:
             found._start[at] = value
         for number, (primitive, params, results) in operations.items():
             operation = self._operations[number]
-            named = primitive.name in CALLS and not isinstance(operation.run, Listing)
-            run = operation.run if named else _function(primitive, params, results)
-            found._operations[number] = operation._replace(run=run)
+            found._operations[number] = operation._replace(run=_function(primitive, params, results))
             found._count_bytes(operation, primitive.name, results)
         found.most_bytes = found._most_bytes()
         return found
@@ -284,9 +282,9 @@ def _function(primitive: Any, params: Mapping[str, Any], results: Sequence[Any])
     if name in PLAIN:
         return PLAIN[name]
     if name in CALLS:
-        called = params[CALLS[name]]
-        known = NAMED.get(params.get("name", ""))
-        return (known(called) if known else None) or inner(called)
+        return inner(params[CALLS[name]])
+    if name in FORMS and (known := FORMS[name](dict(params, results=results))) is not None:
+        return known
     found = RULES.get(name)
     return _Alone(primitive, params) if found is None else functools.partial(found, dict(params, results=results))
 

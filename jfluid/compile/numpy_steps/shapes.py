@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 
+from jfluid.compile.numpy_steps.idle_iterations import ZERO_ROW, flag_of
 from jfluid.compile.numpy_steps.interpreter import bound, inner, is_key, rule
 from jfluid.compile.numpy_steps.loop_buffers import window
 
@@ -188,10 +189,21 @@ def _scan(params: Params, *values: Any) -> Any:
     if not length:
         return [*state, *rows]
     body = inner(params["jaxpr"]).repeated(values[:consts], state)
-    order = range(length - 1, -1, -1) if params["reverse"] else range(length)
-    for at in order:
+    flag, order = flag_of(params["jaxpr"], consts, carried), list(range(length))
+    if params["reverse"]:
+        order.reverse()
+    for done, at in enumerate(order, 1):
+        idle = flag is not None and not (state[flag.number] if flag.is_carried else along[flag.number][at]).any()
+        if flag is not None and idle and flag.rows is not None:
+            for row, number in zip(rows, flag.rows):
+                row[at] = 0 if number == ZERO_ROW else state[number]
+            continue
         found = body([*state, *[v[at] for v in along]])
         state = found[:carried]
         for row, value in zip(rows, found[carried:]):
             row[at] = value
+        if idle and not along:  # all later iterations have the same operands
+            for row in rows:
+                row[order[done:]] = row[at]
+            break
     return [*state, *rows]

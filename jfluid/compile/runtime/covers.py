@@ -49,6 +49,7 @@ class Covers:
     def __init__(self, notes: Notes | None):
         self._notes = notes
         self._noted: list[Layouts] | None = None
+        self._first: tuple[bytes, ...] | None = None  # offsets of the batch before, if it is the first one
         self._excess = defaultdict[Layouts, float](float)  # seconds, by the layouts of batches
         self.compiling = 0.0  # most seconds of a compilation
         self.compiled = 0
@@ -78,10 +79,26 @@ class Covers:
             self._excess[own] += cover.seconds * (1 - room(own) / max(room(cover.layouts), 1))
         return self.compiled < _MOST and self._excess[own] >= (self.compiling or _UNKNOWN)
 
-    def traced(self, own: Layouts, begun: Mapping[Any, Beside], sizes: Mapping[Any, Layouts]) -> Layouts:
-        """Return the sizes at which to interpret a batch: of the latest trace that it fits, or sizes for all so far."""
+    def traced(
+        self, own: Layouts, offsets: tuple[bytes, ...], begun: Mapping[Any, Beside], sizes: Mapping[Any, Layouts]
+    ) -> Layouts:
+        """Return the sizes at which to interpret a batch: of the latest trace that it fits, or sizes for all so far.
+
+        The first batch gets room for later batches, unless the same sequences come again.
+        """
+        repeats, self._first = offsets == self._first, None
+        if repeats:
+            return own
         for forms in reversed(begun):
             if forms in sizes and fit(own, sizes[forms]):
                 return sizes[forms]
         earlier = [sizes[forms] for forms in begun if forms in sizes]
-        return (roomy([*earlier, own]) if earlier else None) or own
+        found = roomy([*earlier, own]) or own
+        if not earlier and found != own:
+            self._first = offsets
+        return found
+
+    @property
+    def is_guess(self) -> bool:
+        """True if the first batch, and no other so far, was given room for later batches."""
+        return self._first is not None

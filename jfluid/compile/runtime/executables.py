@@ -23,7 +23,7 @@ from jfluid.compile.runtime import jax_caches, large_runs, library_fusions, memo
 from jfluid.compile.runtime.covers import Covers, Notes, Sized
 from jfluid.compile.runtime.large_runs import LargeRun
 from jfluid.compile.runtime.lru_cache import LruCache
-from jfluid.compile.runtime.wider_slots import Layouts, fit, layouts_of, widened
+from jfluid.compile.runtime.wider_slots import Layouts, fit, layouts_of, offsets_of, widened
 from jfluid.host import collector, heap
 
 FLAG = "FLAGS_compiled_max_bytes"
@@ -307,7 +307,7 @@ class Executables:
         for layouts in self._covers.noted():
             if fit(own, layouts) and self._is_loaded(_forms(wide := widened(arguments, layouts)), wide):
                 return wide
-        return widened(arguments, self._covers.traced(own, self._begun, self._traced))
+        return widened(arguments, self._covers.traced(own, offsets_of(arguments), self._begun, self._traced))
 
     def _compilation(self, trace: Callable[[], Any], arguments: Arguments) -> Callable[[], Any]:
         """Return a function that compiles: it returns the executable.
@@ -346,12 +346,15 @@ class Executables:
         if layouts is not None:
             spent = self._give_up(layouts)
             self._traced[forms] = layouts
-        return self._begun.get_or_make(forms, lambda: Beside(traced, seconds, compile, self._interprets, spent))
+        begun = Beside(traced, seconds, compile, self._interprets, spent)
+        begun.is_guess = layouts is not None and self._covers.is_guess
+        return self._begun.get_or_make(forms, lambda: begun)
 
     def _give_up(self, layouts: Layouts) -> float:
-        """Give up compilations, not begun yet, for sizes that fit new ones; return the seconds of their steps."""
-        narrower = [f for f in self._begun if f in self._traced and fit(self._traced[f], layouts)]
-        given_up = [f for f in narrower if self._begun[f].give_up()]
+        """Give up compilations, not begun yet, that new sizes replace; return the seconds of their steps."""
+        traced = {f: own for f, own in self._traced.items() if f in self._begun}
+        replaced = [f for f, own in traced.items() if fit(own, layouts) or self._begun[f].is_guess]
+        given_up = [f for f in replaced if self._begun[f].give_up()]
         spent = sum(self._begun.pop(f).interpreting for f in given_up)
         self._traced = {f: own for f, own in self._traced.items() if f in self._begun}
         return spent

@@ -7,6 +7,7 @@ earlier sizes with a margin, so that the number of compilations stays small for 
 
 import bisect
 import functools
+import math
 from collections.abc import Mapping
 from operator import itemgetter, le
 from typing import Any, NamedTuple
@@ -24,6 +25,7 @@ MOST = 6
 MOST_NUMBERS = 1024  # of sequences in a batch, for which sizes are known
 WASTE = 0.3  # of the rows that a batch is padded to, at most, while there are fewer than MOST sizes
 SMALLEST = 8
+_SPREAD = 1.2  # 3.5 standard deviations of a random length, divided by its mean: of lengths up to twice the mean
 
 
 def ladder(n: int, rungs: int = 4, smallest: int = SMALLEST) -> int:
@@ -91,16 +93,28 @@ class Size(NamedTuple):
             tuple(map(max, a.longest, b.longest)),
         )
 
-    def roomier(self) -> "Size":
-        """Return a size one rung larger, so that the next batch that needs more of one feed still fits."""
+    def roomier(self, longest: tuple[int, ...] | None = None) -> "Size":
+        """Return a size one rung larger, so that the next batch that needs more of one feed still fits.
+
+        Args:
+            longest: longest sequence of each level; None for a rung more.
+        """
         if self.uniform:
             return self
         numbers = self.numbers[:1] + tuple(ladder(n + n // 4) for n in self.numbers[1:])
-        return Size(
-            ladder(self.rows + self.rows // 4),
-            numbers,
-            tuple(ladder(n + n // 4, 2) for n in self.longest),
-        )
+        longest = longest or tuple(ladder(n + n // 4, 2) for n in self.longest)
+        return Size(ladder(self.rows + self.rows // 4), numbers, longest)
+
+    def for_later(self) -> "Size":
+        """Return a size with room for the batches after a first batch of this size.
+
+        Sums of more lengths differ less: rows get room for 3.5 standard deviations of the sum of random lengths.
+        """
+        if self.uniform:
+            return self
+        rows = self.rows + int(_SPREAD * self.rows / math.sqrt(max(self.numbers[-1], 1)))
+        longest = tuple(ladder(n + n // 8, 2) for n in self.longest)
+        return Size(ladder(rows), self.roomier().numbers, longest)
 
     def plain(self) -> "Size":
         return Size(self.rows, self.numbers, self.longest).rounded() if self.uniform else self

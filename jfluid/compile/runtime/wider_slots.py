@@ -39,7 +39,11 @@ def fit(narrow: Layouts, wide: Layouts) -> bool:
 
 
 def roomy(several: Sequence[Layouts]) -> Layouts | None:
-    """Return layouts that batches of several layouts fit, with room for more; None if sequences differ in number."""
+    """Return layouts that batches of several layouts fit, with room for more; None if sequences differ in number.
+
+    Rows and sequences of inner levels get room. Compiled loops run to the longest sequence, so it gets little room for
+    a first batch, and more once it has grown.
+    """
     first, *others = several
     if not all(_are_alike(first, own) for own in others):
         return None
@@ -51,6 +55,13 @@ def widened(arguments: Sequence[Any], layouts: Layouts) -> tuple[Any, ...]:
     first, kept, *others = arguments
     moved = [v if at is None or _layout_of(v) == at else _moved(v, at) for v, at in zip(kept, layouts, strict=True)]
     return (first, tuple(moved), *others)
+
+
+def offsets_of(arguments: Sequence[Any]) -> tuple[bytes, ...]:
+    """Return the offsets of all sequences of arguments, which tell whether a batch comes again."""
+    levels = [own for value in arguments[1] if isinstance(value, Ragged) for own in value.levels]
+    found = [own.given for own in levels] + [value.offsets for value in arguments[1] if isinstance(value, Joined)]
+    return tuple([np.asarray(own).tobytes() for own in found if own is not None])
 
 
 def _layout_of(value: Any) -> Layout | Size | None:
@@ -101,7 +112,11 @@ def _roomy(several: Sequence[Layout | Size | None]) -> Layout | Size | None:
     sizes = list(_sizes(first))
     for own in several[1:]:
         sizes = [a.joined(b) for a, b in zip(sizes, _sizes(own))]
-    sizes = [size.roomier() for size in sizes]
+    if len(several) == 1:
+        sizes = [size.for_later() for size in sizes]
+    else:
+        before = [own.longest for own in _sizes(first)]
+        sizes = [s.roomier(longest if s.longest == longest else None) for s, longest in zip(sizes, before)]
     return Layout(first.names, tuple(sizes)) if isinstance(first, Layout) else sizes[0]
 
 

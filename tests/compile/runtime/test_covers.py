@@ -177,3 +177,20 @@ def test_two_levels_move_to_a_larger_size():
     assert not fit((Size(8, (2, 4), (2, 4)),), (Size(8, (2, 4), (3, 1)),))  # level by level
     assert not fit((own,), (Size(10, (3, 8), (4, 4)),)) and not fit((own,), (None,))
     assert fit((wide,), roomy([(own,), (wide,)]))
+
+
+def test_a_first_batch_gets_room_for_later_batches(work):
+    """One trace serves a stream of batches with lengths as random as those of the first batch."""
+    losses(batches=[[20, 11, 35, 2], [39, 15, 30, 16], [8, 20, 38, 25], [30, 28, 12, 39]], waits=False)
+    assert work.count("trace") == 2  # with the startup program
+
+
+def test_a_batch_that_comes_again_gets_no_room(work, monkeypatch):
+    sizes = []
+    note = executables.Covers.note
+    monkeypatch.setattr(
+        executables.Covers, "note", lambda self, own, seconds: (sizes.append(own), note(self, own, seconds))
+    )
+    losses(batches=[[20, 11, 35, 2]] * 4)
+    ((layout,),) = [[own for own in layouts if own] for layouts in sizes]
+    assert [size.rows for size in layout.sizes] == [80, 80]
