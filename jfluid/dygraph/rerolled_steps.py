@@ -394,30 +394,31 @@ class _Run:
         for rows, found in ((self._stacked, kept), (self._summed, sums)):
             found += sorted(row[2] for row in rows if row[:2] == ("loop", number))
 
-        def iteration(state: Any, own: Any) -> Any:
-            before, totals = state
-            of_each, of_numbers, of_draws, _ = own
-            read = [self._read(stretches, own) for stretches, own in zip(node.rows, of_each)]
-            given = {"before": before, "same": same, "each": read}
+        def calls(given: dict[str, list[Any]], of_numbers: dict[int, Any], of_draws: dict[int, Any]) -> Any:
             made: list[Any] = []
             for j, inputs in enumerate(node.inputs):
                 values = [None if i is None else made[i[1]] if i[0] == "own" else given[i[0]][i[1]] for i in inputs]
                 call = self._calls[at + j]
                 made += _called(call, at + j, values, of_numbers.get(j), of_draws.get(j))
-            after = [_strong(made[q]) for q, _ in node.carried]
-            if totals is None:  # to see their shapes
-                return after, [made[q] for q in sums]
-            totals = [total + made[q] for total, q in zip(totals, sums)]
-            return (after, totals), [made[q] for q in kept]
+            return [_strong(made[q]) for q, _ in node.carried], [made[q] for q in sums], [made[q] for q in kept]
+
+        called = jax.jit(calls, inline=True)  # traced once, for the shapes of the sums and for the loop
+
+        def results(before: list[Any], own: Any) -> Any:
+            of_each, of_numbers, of_draws, _ = own
+            read = [self._read(stretches, own) for stretches, own in zip(node.rows, of_each)]
+            return called({"before": before, "same": same, "each": read}, of_numbers, of_draws)
+
+        def iteration(state: Any, own: Any) -> Any:
+            before, totals = state
+            after, added, rows = results(before, own)
+            return (after, [total + v for total, v in zip(totals, added)]), rows
 
         steps = (each, numbers, draws, counted)
         zeros: list[Any] = []
         if sums:
-
-            def once() -> Any:
-                return iteration((first, None), jax.tree.map(lambda values: values[0], steps))
-
-            _, shapes = jax.eval_shape(once)
+            one = jax.tree.map(lambda values: values[0], steps)
+            _, shapes, _ = jax.eval_shape(lambda: results(first, one))
             zeros = [jnp.zeros(s.shape, s.dtype) for s in shapes]
         (_, totals), stacks = lax.scan(iteration, (first, zeros), steps)
         self._rows.update({("loop", number, q): v for q, v in zip(kept, stacks)})
@@ -467,11 +468,16 @@ def _sliced(call: Call, values: list[Any], starts: Any) -> tuple[Any, ...]:
     for i, axis in enumerate(axes):
         places[axis], shape[axis] = starts[i], own.attrs["ends"][i]
     places = [jnp.asarray(place, jnp.int64) for place in places]
-    made = own([lax.dynamic_slice(whole, places, shape), *values[1:]])
+    part = lax.dynamic_slice(whole, places, shape, allow_negative_indices=False)
+    made = own([part, *values[1:]])
     if call.definition.type == "slice":
         return made
     zeros = jnp.zeros(whole.shape, whole.dtype)
-    return tuple([None if v is None else lax.dynamic_update_slice(zeros, v, places) for v in made])
+    return tuple([None if v is None else _updated(zeros, v, places) for v in made])
+
+
+def _updated(whole: Any, part: Any, places: Sequence[Any]) -> Array:
+    return lax.dynamic_update_slice(whole, part, places, allow_negative_indices=False)
 
 
 def _joined(call: Call, row: Any) -> Array:

@@ -15,7 +15,7 @@ from jax.extend import core
 
 from jfluid.compile.dynamic_shapes.dims import Dim, NoRule, Sizes, Table, is_constant, samples_of
 from jfluid.compile.dynamic_shapes.interpreter import FLOATS, SHORT, compare, rounded
-from jfluid.compile.numpy_steps.interpreter import Listing, has_rule, inner
+from jfluid.compile.numpy_steps.interpreter import Listing, has_rule, inner, operands_of
 from jfluid.compile.rewrites.primitives import CALLS
 
 # Returns a value for sizes; None for a value that is the same at all samples.
@@ -69,7 +69,7 @@ class Unpadded:
                 start.append((at, form))
         operations = []
         for number, equations in enumerate(zip(*(j.eqns for j in jaxprs), strict=True)):
-            start += self._literals(first.places(number), [e.invars for e in equations])
+            start += self._literals(first.places(number), [operands_of(e) for e in equations])
             if (changed := self._equation(equations)) is not None:
                 operations.append((number, changed))
         start += self._literals(first.places(None), [j.outvars for j in jaxprs])

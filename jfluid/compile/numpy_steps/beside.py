@@ -22,6 +22,7 @@ _FIRST_CALL = 2.0
 # Interpreted seconds, for each second of tracing, from which on a compilation pays: it takes about five. An operator by
 # itself is traced in a millisecond, and compiled in twenty or more: of `_LEAST` seconds on.
 _PAYS, _LEAST = 1.0, 0.05
+_FEWEST_BYTES = 4096  # of a result whose copy costs time
 THREAD = "jfluid-compile"
 _one_at_a_time = threading.Lock()
 
@@ -45,9 +46,22 @@ def interpreted(
     values = [host_value(v) for v in jax.tree.leaves(arguments)]
     with np.errstate(all="ignore"), blas_threads.one_thread():
         found = listing.run(values, stop)
-    # Results may share memory with arguments and with each other. JAX does not copy NumPy arrays, and XLA may
-    # overwrite the memory: each result is copied.
-    return list(jax.device_put([np.array(v) for v in found], device))
+    return list(jax.device_put(_unshared(found, values), device))
+
+
+def _unshared(results: Sequence[Any], arguments: Sequence[Any]) -> list[Any]:
+    """Return results without common memory, as NumPy arrays.
+
+    Results may share memory with arguments, with constants and with each other. JAX does not copy NumPy arrays, and XLA
+    may overwrite the memory. Small arrays are copied in any case; constants of a listing cannot be written.
+    """
+    shared, found = set(map(id, arguments)), list[Any]()
+    for value in results:
+        kept = isinstance(value, np.ndarray) and value.nbytes >= _FEWEST_BYTES and id(value) not in shared
+        flags = value.flags
+        found.append(value if kept and flags.owndata and flags.writeable and flags.c_contiguous else np.array(value))
+        shared.add(id(value))
+    return found
 
 
 def needed(closed: Any) -> Any:

@@ -26,6 +26,7 @@ PLAIN: dict[str, Callable[..., Any]] = {}
 # Functions of JAX that NumPy has, by the name of the call: `called jaxpr -> function`, or None for an unknown form.
 NAMED: dict[str, Callable[[Any], Callable[..., Any] | None]] = {}
 _MOST_COMPILED = 256
+_PLAIN_DTYPE = np.dtype(np.bool_)  # of a Python number, which has no dtype
 # Bytes of intermediate results from which on a step waits for its compilation: XLA fuses operations, and a step of
 # ResNet-50 takes three times as much memory without. The same bound holds for the arrays inside of one operation.
 MOST_BYTES = 512 << 20
@@ -92,7 +93,7 @@ class Listing:
         def place(var: Any) -> int:
             if isinstance(var, core.Literal):
                 dtype = var.aval.dtype  # type: ignore[attr-defined]  # of an array
-                self._start.append(np.asarray(var.val, dtype))
+                self._start.append(_constant(np.asarray(var.val, dtype)))
                 return len(self._start) - 1
             if var not in places:
                 places[var] = len(self._start)
@@ -100,13 +101,13 @@ class Listing:
             return places[var]
 
         for var, value in zip(jaxpr.constvars, closed.consts):
-            self._start[place(var)] = host_value(value)
+            self._start[place(var)] = _constant(host_value(value))
         self._inputs = [place(var) for var in jaxpr.invars]
         self._operations = [
             Operation(
                 eqn.primitive.name,
                 _function_of(eqn),
-                [place(v) for v in eqn.invars],
+                [place(v) for v in operands_of(eqn)],
                 [place(v) for v in eqn.outvars],
                 eqn.primitive.multiple_results,
                 [],
@@ -148,7 +149,7 @@ class Listing:
         found._start, found._operations = list(self._start), list(self._operations)
         found._bytes, found._halves = self._bytes.copy(), {}
         for at, value in start.items():
-            found._start[at] = value
+            found._start[at] = _constant(value)
         for number, (primitive, params, results) in operations.items():
             operation = self._operations[number]
             named = primitive.name in CALLS and not isinstance(operation.run, Listing)
@@ -287,8 +288,25 @@ def _function(primitive: Any, params: Mapping[str, Any], results: Sequence[Any])
         called = params[CALLS[name]]
         known = NAMED.get(params.get("name", ""))
         return (known(called) if known else None) or inner(called)
+    if _is_by_platform(primitive, params):
+        return inner(params["branches"][cpu_branch(params["branches_platforms"])])
     found = RULES.get(name)
     return _Alone(primitive, params) if found is None else functools.partial(found, dict(params, results=results))
+
+
+def _is_by_platform(primitive: Any, params: Mapping[str, Any]) -> bool:
+    """Return True if the platform chooses a branch, whose number is the first operand."""
+    return primitive.name == "cond" and params["branches_platforms"] is not None
+
+
+def operands_of(eqn: Any) -> Sequence[Any]:
+    """Return the operands of an equation that NumPy reads: the number of a platform's branch is known."""
+    return eqn.invars[1:] if _is_by_platform(eqn.primitive, eqn.params) else eqn.invars  # type: ignore[no-any-return]
+
+
+def cpu_branch(platforms: Sequence[Sequence[str] | None]) -> int:
+    """Return the number of the branch for CPUs, among branches for platforms; None stands for all platforms."""
+    return next((i for i, names in enumerate(platforms) if names and "cpu" in names), len(platforms) - 1)
 
 
 class _Alone:
@@ -318,9 +336,17 @@ def is_key(aval: Any) -> bool:
 
 def host_value(value: Any) -> Any:
     """Return an array as a NumPy array: of a random key its numbers."""
-    if isinstance(value, jax.Array) and jax.numpy.issubdtype(value.dtype, jax.dtypes.prng_key):
-        return np.asarray(jax.random.key_data(value))
-    return np.asarray(value)
+    if type(value) is np.ndarray:
+        return value
+    is_plain = isinstance(getattr(value, "dtype", _PLAIN_DTYPE), np.dtype)
+    return np.asarray(value if is_plain else jax.random.key_data(value))
+
+
+def _constant(value: np.ndarray) -> np.ndarray:
+    """Return a view of a constant that cannot be written."""
+    found = value.view()
+    found.flags.writeable = False
+    return found
 
 
 def inner(closed: Any) -> "Listing":
