@@ -5,12 +5,45 @@ that a repeated call is one dictionary lookup.
 """
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from jfluid import errors
+from jfluid.compile.runtime.lru_cache import LruCache
 from jfluid.dygraph.calls import Call
 from jfluid.dygraph.compiled_trace import Record
 from jfluid.dygraph.lazy_values import Aval
+
+
+class CallForm(NamedTuple):
+    """A call with everything that is the same wherever a script makes it upon inputs of the same kinds.
+
+    Attributes:
+        call: the call.
+        outputs: result of `Call.outputs`.
+        made, slots: see `flat`.
+        places: see `assigned`.
+        flows: True if gradients flow through the call.
+    """
+
+    call: Call
+    outputs: Sequence[Any]
+    made: list[Any]
+    slots: tuple[tuple[str, int], ...]
+    places: tuple[int, ...]
+    flows: bool
+
+
+forms = LruCache[CallForm](8192)  # by the pattern of a call (see `Tracer.call`)
+
+
+def form_of(call: Call, outputs: Sequence[Any], edges: Sequence[Any] | None) -> CallForm:
+    """Return the form of a call. Raises ShapeError as `assigned`.
+
+    Args:
+        edges: edges as of a GradNode, or None if no gradient is recorded.
+    """
+    made, slots = flat(call, outputs)
+    return CallForm(call, outputs, made, slots, assigned(call, slots), edges is not None and call.flows(edges))
 
 
 class TraceNode:
@@ -20,12 +53,13 @@ class TraceNode:
         parent: node of the operators before the last; None for the root, and for a single operator that has run.
         record: the last operator.
         leaf_avals: kinds of the inputs that no earlier operator has read or computed.
-        made: outputs, slot after slot: an Aval, a known array, or None.
-        slots: name and number of outputs of each output slot.
-        flows: True if gradients flow through the operator.
+        form: the form of the last call; None for the root.
 
     Attributes:
         call: call of the record.
+        made: outputs, slot after slot: an Aval, a known array, or None.
+        slots: name and number of outputs of each output slot.
+        flows: True if gradients flow through the operator.
         assigned: place among the outputs of each output variable of the call.
         first_output: number of the first output among all outputs.
         grad_place: place of the operator's GradNode among all GradNodes.
@@ -60,18 +94,16 @@ class TraceNode:
         parent: "TraceNode | None" = None,
         record: Record | None = None,
         leaf_avals: tuple[Aval, ...] = (),
-        made: Sequence[Any] = (),
-        slots: tuple[tuple[str, int], ...] = (),
-        flows: bool = False,
+        form: CallForm | None = None,
     ):
         self.parent, self.record, self.leaf_avals = parent, record, leaf_avals
-        self.made, self.slots, self.flows = made, slots, flows
+        _, _, made, slots, places, flows = form or _NO_FORM
+        self.made, self.slots, self.assigned, self.flows = made, slots, places, flows
         self.children: dict[Any, TraceNode] = {}
         self.replays: dict[Any, Any] = {}
         self.depth = self.leaves = self.outputs = self.draws = self.grad_nodes = 0
         self.first_output, self.grad_place, self.hash = 0, 0, 0
         self.call: Any = record and record.call
-        self.assigned = assigned(record.call, slots) if record is not None else ()
         if parent is not None and record is not None:
             self.first_output, self.grad_place = parent.outputs, parent.grad_nodes
             self.depth = parent.depth + 1
@@ -125,6 +157,9 @@ class TraceNode:
             node = left.pop()
             left += node.children.values()
             node.children, node.replays = {}, {}
+
+
+_NO_FORM: tuple[Any, ...] = (None, (), (), (), (), False)
 
 
 def numbered(outputs: Sequence[Any], first: int) -> list[Any]:

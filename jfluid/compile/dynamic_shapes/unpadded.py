@@ -117,8 +117,12 @@ class Unpadded:
 
     def _aval(self, avals: Sequence[Any]) -> _Form:
         """Return the form of the type of a result."""
-        shape = self._form([getattr(a, "shape", ()) for a in avals])
-        return None if shape is None else functools.partial(_resized, avals[0], shape)
+        samples = [getattr(a, "shape", ()) for a in avals]
+        key = ("aval", avals[0], *samples)
+        if key not in self._memo:
+            shape = self._form(samples)
+            self._memo[key] = None if shape is None else _Latest(functools.partial(_resized, avals[0], shape))
+        return self._memo[key]
 
     def _constant(self, samples: Sequence[Any]) -> _Form:
         """Return the form of a constant of the trace."""

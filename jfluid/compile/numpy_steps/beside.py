@@ -1,6 +1,7 @@
 """A compilation that goes on beside the steps, which NumPy runs until it is done."""
 
 import contextlib
+import functools
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -9,6 +10,7 @@ from typing import Any
 import jax
 import numpy as np
 from jax.interpreters import partial_eval
+from jaxlib import xla_client
 
 from jfluid import flags, processes
 from jfluid.compile.numpy_steps import blas_threads, elementwise, indexing, kernels, shapes, sums
@@ -46,7 +48,20 @@ def interpreted(
     values = [host_value(v) for v in jax.tree.leaves(arguments)]
     with np.errstate(all="ignore"), blas_threads.one_thread():
         found = listing.run(values, stop)
-    return list(jax.device_put(_unshared(found, values), device))
+    return _placed(_unshared(found, values), device)
+
+
+@functools.lru_cache(maxsize=4096)
+def _kind(shape: tuple[int, ...], dtype: np.dtype[Any]) -> Any:
+    with jax.enable_x64(True):
+        return jax.typeof(np.broadcast_to(np.zeros((), dtype), shape))
+
+
+def _placed(arrays: Sequence[Any], device: jax.Device) -> list[jax.Array]:
+    """Return arrays of a device. `jax.device_put` does the same, but its checks take longer than a small step."""
+    sharding = jax.sharding.SingleDeviceSharding(device)
+    place = xla_client.batched_device_put
+    return [place(_kind(a.shape, a.dtype), sharding, [a], [device]) for a in arrays]
 
 
 def _unshared(results: Sequence[Any], arguments: Sequence[Any]) -> list[Any]:

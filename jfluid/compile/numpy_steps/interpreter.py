@@ -129,7 +129,7 @@ class Listing:
     def _count_bytes(self, operation: Operation, name: str, results: Sequence[Any]) -> None:
         if name not in _VIEWS:
             for at, aval in zip(operation.results, results):
-                self._bytes[at] = 0 if is_key(aval) else size_of(aval)
+                self._bytes[at] = 0 if is_key(aval) else _bytes_of(aval.shape, aval.dtype)
 
     def _most_bytes(self) -> int:
         return int(np.cumsum(self._bytes[self._events] * self._signs).max(initial=0))
@@ -245,6 +245,11 @@ class Listing:
         return start, operations, [same.get(at, at) for at in self._outputs]
 
 
+@functools.lru_cache(maxsize=4096)
+def _bytes_of(shape: tuple[int, ...], dtype: Any) -> int:
+    return size_of(jax.ShapeDtypeStruct(shape, dtype))
+
+
 def _zeros(start: Sequence[Any], operations: Sequence[Operation]) -> set[int]:
     """Return the places of arrays that operations make of the number zero."""
     return {
@@ -296,7 +301,7 @@ def _function(primitive: Any, params: Mapping[str, Any], results: Sequence[Any])
 
 def _is_by_platform(primitive: Any, params: Mapping[str, Any]) -> bool:
     """Return True if the platform chooses a branch, whose number is the first operand."""
-    return primitive.name == "cond" and params["branches_platforms"] is not None
+    return primitive.name == "cond" and params.get("branches_platforms") is not None
 
 
 def operands_of(eqn: Any) -> Sequence[Any]:
