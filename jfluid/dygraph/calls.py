@@ -11,7 +11,7 @@ import numpy as np
 from jfluid import errors
 from jfluid.compile.lowering import trace
 from jfluid.compile.runtime.lru_cache import LruCache
-from jfluid.dygraph import released_ops, shape_formulas
+from jfluid.dygraph import kept_shapes, released_ops, shape_formulas
 from jfluid.dygraph.lazy_values import Aval, aval_of
 from jfluid.ir import schema
 from jfluid.ir.operator import Operator
@@ -115,7 +115,7 @@ class Call:
             if (known := self._gradients(avals)) is not None:
                 return known
             try:
-                return shape_formulas.outputs(self.number, avals, self.infer)
+                return shape_formulas.outputs(self.number, avals, self._kept_or_inferred)
             except static_values.Unknown:
                 return None
 
@@ -178,6 +178,17 @@ class Call:
     def _sum_of_two(self) -> "Call":
         """The sum of two values, which has the outputs of a sum of any number of values of one kind."""
         return call_of("sum", (("X", 2),), self._wanted, self.named, self.shared)
+
+    def _kept_or_inferred(self, avals: Sequence[Aval | None]) -> Any:
+        """Return the result of `infer`, which an earlier process may have kept."""
+        if self.constants:
+            return self.infer(avals)
+        return kept_shapes.KEPT.outputs(self.definition, self._identity, avals, lambda: self.infer(avals))
+
+    @functools.cached_property
+    def _identity(self) -> list[Any]:
+        """Values that identify the call among the calls of its operator, in all processes."""
+        return [self.layout, self.wanted, self.shared, kept_shapes.identity_of(self.attrs)]
 
     def infer(self, avals: Sequence[Aval | None]) -> Any:
         """Compute `outputs`; raises `static_values.Unknown` if a shape depends on numbers."""

@@ -25,7 +25,7 @@ from jfluid.compile.runtime.executable_cache import entry_of_items
 from jfluid.compile.runtime.executables import Executables, most_bytes
 from jfluid.compile.runtime.lru_cache import LruCache
 from jfluid.compile.runtime.options import options
-from jfluid.dygraph import calls, donation, released_ops
+from jfluid.dygraph import calls, donation, kept_shapes, released_ops
 from jfluid.dygraph.calls import Call
 from jfluid.dygraph.compiled_trace import (
     NONE,
@@ -303,6 +303,7 @@ class LazyGraph:
         try:
             with PHASES.phase("compute"):
                 self._run()
+            kept_shapes.KEPT.settle()
             if self._released != released_ops.changes() and not self.node.depth:
                 self._forget_released()
         except (MemoryError, RuntimeError, ValueError) as error:
