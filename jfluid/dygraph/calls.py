@@ -82,6 +82,7 @@ class Call:
         self.order = tuple(order)
         self.places = tuple([(slot, i) for slot, flags_ in wanted for i in range(len(flags_))])
         self.in_place = tuple(definition.inplace.items()) if definition.wants_shared else ()
+        self.reads = frozenset([slot.name for slot in definition.ins])
         self.writes = tuple([slot.name for slot in definition.outs])
         self.rules = [rule for rule in definition.refuses if rule.applies(op)]
 
@@ -229,6 +230,11 @@ class Call:
             kwargs["shared"] = self.shared
         outs = ragged_dispatch.call(self.definition, inputs, kwargs)
         return tuple(_chosen(o, w, self.definition.outs[i].many) for i, (o, w) in enumerate(zip(outs, self.wanted)))
+
+    @functools.cached_property
+    def traced_once(self) -> Callable[[Sequence[Any]], tuple[Any, ...]]:
+        """The call as a function that JAX traces once for inputs of the same kinds, whatever it is part of."""
+        return jax.jit(lambda values: self(values), inline=True)
 
     def refuse(self, avals: Sequence[Aval | None], array: Callable[[int], Any]) -> None:
         """Raise OperandError if a rule of the operator refuses input values.

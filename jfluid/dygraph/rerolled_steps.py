@@ -42,21 +42,15 @@ def ops_of(trace_node: TraceNode) -> list[Op]:
             continue
         leaves += own.leaf_avals
         inputs = tuple([None if s == NONE else s for s in record.inputs])
-        avals = [None if s is None else _aval(outputs[s]) if s >= 0 else leaves[-1 - s] for s in inputs]
+        form = own.form
+        if form.parts is None:
+            avals = [None if s is None else _aval(outputs[s]) if s >= 0 else leaves[-1 - s] for s in inputs]
+            numbers = own.call.numbers(avals)
+            row = _row_call(own.call, avals, own.made)
+            form.parts = _kind(own.call, numbers), tuple([a and a.number for a in avals]), numbers, row, avals
         outputs += own.made
-        numbers = own.call.numbers(avals)
-        found.append(
-            Op(
-                _kind(own.call, numbers),
-                inputs,
-                tuple([a and a.number for a in avals]),
-                own.first_output,
-                len(own.made),
-                numbers,
-                _row_call(own.call, avals, own.made),
-                record.draw,
-            )
-        )
+        kind, forms, numbers, row, _ = form.parts  # the avals live as long as their numbers
+        found.append(Op(kind, inputs, forms, own.first_output, len(own.made), numbers, row, record.draw))
     return found
 
 
@@ -447,7 +441,9 @@ def _called(call: Call, at: int, values: list[Any], numbers: Any, seed: Any) -> 
         seed: seed of random numbers.
     """
     with jax.named_scope(f"{call.definition.type}@{at}"):
-        if numbers is None:
+        if numbers is None and seed is None and "Param" in call.reads:
+            made = call.traced_once(values)
+        elif numbers is None:
             made = call(values, None if seed is None else key_of(seed))
         elif call.definition.type in SCALES:
             made = call.plain([values[0], numbers, *values[2:]])

@@ -5,7 +5,8 @@ that a repeated call is one dictionary lookup.
 """
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from dataclasses import dataclass
+from typing import Any
 
 from jfluid import errors
 from jfluid.compile.runtime.lru_cache import LruCache
@@ -14,7 +15,8 @@ from jfluid.dygraph.compiled_trace import Record
 from jfluid.dygraph.lazy_values import Aval
 
 
-class CallForm(NamedTuple):
+@dataclass(slots=True)
+class CallForm:
     """A call with everything that is the same wherever a script makes it upon inputs of the same kinds.
 
     Attributes:
@@ -23,6 +25,7 @@ class CallForm(NamedTuple):
         made, slots: see `flat`.
         places: see `assigned`.
         flows: True if gradients flow through the call.
+        parts: values of `rerolled_steps.ops_of` that follow from the form; None before the first use.
     """
 
     call: Call
@@ -31,6 +34,7 @@ class CallForm(NamedTuple):
     slots: tuple[tuple[str, int], ...]
     places: tuple[int, ...]
     flows: bool
+    parts: Any = None
 
 
 forms = LruCache[CallForm](8192)  # by the pattern of a call (see `Tracer.call`)
@@ -76,6 +80,7 @@ class TraceNode:
         "draws",
         "first_output",
         "flows",
+        "form",
         "grad_nodes",
         "grad_place",
         "hash",
@@ -97,8 +102,9 @@ class TraceNode:
         form: CallForm | None = None,
     ):
         self.parent, self.record, self.leaf_avals = parent, record, leaf_avals
-        _, _, made, slots, places, flows = form or _NO_FORM
-        self.made, self.slots, self.assigned, self.flows = made, slots, places, flows
+        self.form = form or _NO_FORM
+        self.made, self.slots, self.assigned = self.form.made, self.form.slots, self.form.places
+        flows = self.flows = self.form.flows
         self.children: dict[Any, TraceNode] = {}
         self.replays: dict[Any, Any] = {}
         self.depth = self.leaves = self.outputs = self.draws = self.grad_nodes = 0
@@ -108,7 +114,7 @@ class TraceNode:
             self.first_output, self.grad_place = parent.outputs, parent.grad_nodes
             self.depth = parent.depth + 1
             self.leaves = parent.leaves + len(leaf_avals)
-            self.outputs = parent.outputs + len(made)
+            self.outputs = parent.outputs + len(self.made)
             self.draws = parent.draws + (record.draw >= 0)
             self.grad_nodes = parent.grad_nodes + flows
             self.hash = hash((parent.hash, self._same()))
@@ -159,7 +165,8 @@ class TraceNode:
             node.children, node.replays = {}, {}
 
 
-_NO_FORM: tuple[Any, ...] = (None, (), (), (), (), False)
+_ROOT: Any = None  # the root has no call
+_NO_FORM = CallForm(_ROOT, (), [], (), (), False)
 
 
 def numbered(outputs: Sequence[Any], first: int) -> list[Any]:
