@@ -13,7 +13,7 @@ import jax
 import numpy as np
 
 from jfluid.caches import kept_files
-from jfluid.compile.runtime.executable_cache import Entry, named
+from jfluid.compile.runtime.executable_cache import DiskEntry, named
 from jfluid.dygraph.lazy_values import Aval, aval_of
 from jfluid.ops import registry
 from jfluid.ops.definition import OpDef
@@ -79,10 +79,10 @@ def identity_of(attrs: dict[str, Any]) -> list[Any]:
 
 
 @functools.lru_cache(2)
-def _file(folder: Any) -> Entry | None:
+def _file(folder: Any) -> DiskEntry | None:
     if folder is None:
         return None
-    return Entry(folder, ("shapes of operators",), jax.local_devices(backend="cpu")[:1], {})
+    return DiskEntry(folder, ("shapes of operators",), jax.local_devices(backend="cpu")[:1], {})
 
 
 def _encoded(outputs: Outputs) -> Any:
