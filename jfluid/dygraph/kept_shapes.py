@@ -13,8 +13,9 @@ import jax
 import numpy as np
 
 from jfluid.caches import kept_files
-from jfluid.compile.runtime.executable_cache import DiskEntry, named
+from jfluid.compile.runtime.executable_cache import DiskEntry
 from jfluid.dygraph.lazy_values import Aval, aval_of
+from jfluid.ir.program import named
 from jfluid.ops import registry
 from jfluid.ops.definition import OpDef
 

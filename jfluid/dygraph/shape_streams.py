@@ -292,7 +292,7 @@ class EagerStreams:
         if not first.differ:
             return None
         outline = _outline_of(ops, spans, first.differ, live)
-        self._outlines.get_or_make(key, lambda: outline and (outline, first))
+        self._outlines.get_or_make(key, lambda: None if outline is None else (outline, first))
         return self._outlines[key]
 
     def _varied_before(

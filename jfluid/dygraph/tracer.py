@@ -133,15 +133,12 @@ class Tracer:
             else:
                 key.append((len(variables),))
                 given += variables
-        values: list[LazyValue | None] = []
-        edges: list[Any] = []
-        layout = len(key)
+        values, edges, layout = list[LazyValue | None](), list[Any](), len(key)
         if not graph.name(given, records, key, values, edges):
             graph.take_back(before)
             _compute(None if v is None else v.held for v in given)
             return self.call(type_, inputs, outputs, attrs, draw)
-        made: list[VarBase | None] = []
-        names = len(key)
+        made, names = list[VarBase | None](), len(key)
         if isinstance(outputs, tuple):
             key.append(outputs)
             kind = tuple(key)
@@ -150,12 +147,7 @@ class Tracer:
             named: Variables = {} if trace_node is not None else dict(zip(outputs, [[v] for v in made]))
         else:
             named = outputs
-            key.append(_OUTPUTS)
-            for slot, wanted in outputs.items():
-                key.append(slot)
-                for v in (wanted,) if isinstance(wanted, VarBase) else wanted:
-                    key.append(v is None)
-                    made.append(v)
+            made += _keyed(outputs, key)
             kind = tuple(key)
             trace_node = graph.node.children.get(kind)
             if trace_node is not None and trace_node.call.in_place:
@@ -164,9 +156,7 @@ class Tracer:
         if trace_node is None:
             graph.take_back(before)
             pattern = _pattern(kind[:layout], kind[names:], values, edges)
-            form = forms.get(pattern)
-            if form is not None:
-                trace_node = graph.node.children[kind] = graph.child(form, values, edges if records else None)
+            trace_node = self._in_new_place(kind, pattern, values, edges if records else None)
         if trace_node is None:
             call = _call_of(type_, inputs, named, attrs)
             if call.rules and any(v is not None and v.array is None for v in values):
@@ -195,6 +185,16 @@ class Tracer:
         number = self._drawn[kind]
         self._drawn[kind] += 1
         return self.seed or self._entropy, streams.uid_at(kind, number)
+
+    def _in_new_place(
+        self, kind: Any, pattern: Any, values: Sequence[LazyValue | None], edges: Sequence[Any] | None
+    ) -> TraceNode | None:
+        """Return the new trie node of a call with a known form, or None; the arguments are as of `_trace_node`."""
+        form = forms.get(pattern)
+        if form is None:
+            return None
+        found = self.graph.node.children[kind] = self.graph.child(form, values, edges)
+        return found
 
     def _trace_node(
         self, call: Call, kind: Any, pattern: Any, values: Sequence[LazyValue | None], edges: Sequence[Any] | None
@@ -461,6 +461,18 @@ def listed(given: VarBase | Sequence[VarBase | None]) -> Sequence[VarBase | None
 
 def _nodes(outputs: Sequence[VarBase]) -> list[GradNode]:
     return tape.order([node for out in outputs if (node := out.edge().node) is not None])
+
+
+def _keyed(outputs: Variables, key: list[Any]) -> list[VarBase | None]:
+    """Return the output variables of a call, slot after slot; the key gets the wanted outputs."""
+    made: list[VarBase | None] = []
+    key.append(_OUTPUTS)
+    for slot, wanted in outputs.items():
+        key.append(slot)
+        for v in (wanted,) if isinstance(wanted, VarBase) else wanted:
+            key.append(v is None)
+            made.append(v)
+    return made
 
 
 def _pattern(
