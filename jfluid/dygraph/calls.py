@@ -11,7 +11,7 @@ import numpy as np
 from jfluid import errors
 from jfluid.compile.lowering import trace
 from jfluid.compile.runtime.lru_cache import LruCache
-from jfluid.dygraph import released_ops, shape_formulas
+from jfluid.dygraph import kept_shapes, released_ops, shape_formulas
 from jfluid.dygraph.lazy_values import Aval, aval_of
 from jfluid.ir import schema
 from jfluid.ir.operator import Operator
@@ -82,6 +82,7 @@ class Call:
         self.order = tuple(order)
         self.places = tuple([(slot, i) for slot, flags_ in wanted for i in range(len(flags_))])
         self.in_place = tuple(definition.inplace.items()) if definition.wants_shared else ()
+        self.reads = frozenset([slot.name for slot in definition.ins])
         self.writes = tuple([slot.name for slot in definition.outs])
         self.rules = [rule for rule in definition.refuses if rule.applies(op)]
 
@@ -115,7 +116,7 @@ class Call:
             if (known := self._gradients(avals)) is not None:
                 return known
             try:
-                return shape_formulas.outputs(self.number, avals, self.infer)
+                return shape_formulas.outputs(self.number, avals, self._kept_or_inferred)
             except static_values.Unknown:
                 return None
 
@@ -179,6 +180,17 @@ class Call:
         """The sum of two values, which has the outputs of a sum of any number of values of one kind."""
         return call_of("sum", (("X", 2),), self._wanted, self.named, self.shared)
 
+    def _kept_or_inferred(self, avals: Sequence[Aval | None]) -> Any:
+        """Return the result of `infer`, which an earlier process may have kept."""
+        if self.constants:
+            return self.infer(avals)
+        return kept_shapes.KEPT.outputs(self.definition, self._identity, avals, lambda: self.infer(avals))
+
+    @functools.cached_property
+    def _identity(self) -> list[Any]:
+        """Values that identify the call among the calls of its operator, in all processes."""
+        return [self.layout, self.wanted, self.shared, kept_shapes.identity_of(self.attrs)]
+
     def infer(self, avals: Sequence[Aval | None]) -> Any:
         """Compute `outputs`; raises `static_values.Unknown` if a shape depends on numbers."""
         known: list[Any] = []
@@ -218,6 +230,11 @@ class Call:
             kwargs["shared"] = self.shared
         outs = ragged_dispatch.call(self.definition, inputs, kwargs)
         return tuple(_chosen(o, w, self.definition.outs[i].many) for i, (o, w) in enumerate(zip(outs, self.wanted)))
+
+    @functools.cached_property
+    def traced_once(self) -> Callable[[Sequence[Any]], tuple[Any, ...]]:
+        """The call as a function that JAX traces once for inputs of the same kinds, whatever it is part of."""
+        return jax.jit(lambda values: self(values), inline=True)
 
     def refuse(self, avals: Sequence[Aval | None], array: Callable[[int], Any]) -> None:
         """Raise OperandError if a rule of the operator refuses input values.

@@ -25,7 +25,7 @@ from jfluid.compile.runtime.executable_cache import entry_of_items
 from jfluid.compile.runtime.executables import Executables, most_bytes
 from jfluid.compile.runtime.lru_cache import LruCache
 from jfluid.compile.runtime.options import options
-from jfluid.dygraph import calls, donation, released_ops
+from jfluid.dygraph import calls, donation, kept_shapes, released_ops
 from jfluid.dygraph.calls import Call
 from jfluid.dygraph.compiled_trace import (
     NONE,
@@ -41,7 +41,7 @@ from jfluid.dygraph.compiled_trace import (
 from jfluid.dygraph.lazy_values import Aval, LazyValue, constant, in_order
 from jfluid.dygraph.shape_streams import EagerStreams
 from jfluid.dygraph.tape import Edge, GradNode
-from jfluid.dygraph.trace_trie import TraceNode, assigned, flat, numbered
+from jfluid.dygraph.trace_trie import CallForm, TraceNode, forms, numbered
 from jfluid.host import collector
 from jfluid.record.phases import PHASES
 
@@ -106,6 +106,7 @@ class LazyGraph:
         """Remove released operators from all caches; the graph must be empty."""
         self._released = released_ops.changes()
         calls.forget_released()
+        forms.clear()
         self._forget_trie()
         whole: list[Any] = list(self._whole)
         for key in whole:
@@ -137,24 +138,15 @@ class LazyGraph:
         """The recorded operators."""
         return self.node.records()
 
-    def child(
-        self,
-        call: Call,
-        outputs: Sequence[Any],
-        inputs: Sequence[LazyValue | None],
-        edges: Sequence[Any] | None,
-    ) -> TraceNode:
+    def child(self, form: CallForm, inputs: Sequence[LazyValue | None], edges: Sequence[Any] | None) -> TraceNode:
         """Return the trie node of a call behind the current node.
 
         Args:
-            call: the call.
-            outputs: result of `Call.outputs` for these inputs.
+            form: the call, for these inputs.
             inputs: values of the inputs, in the order of the call.
             edges: edges as of a GradNode, or None if no gradient is recorded.
         """
-        before, leaves = self.node, len(self.leaves)
-        made, slots = flat(call, outputs)
-        assigned(call, slots)  # raises before any change
+        before, leaves, call = self.node, len(self.leaves), form.call
         sources = [NONE if v is None else self._source(v) for v in inputs]
         sources = [NONE if at < 0 else sources[at] for at in call.order]
         kinds = tuple([v.aval for v in self.leaves[leaves:]])
@@ -164,9 +156,8 @@ class LazyGraph:
         found = before.children.get(key)
         if found is None:
             draw = before.draws if call.draws_numbers else -1
-            record = Record(call, tuple(sources), numbered(outputs, before.outputs), draw)
-            flows = edges is not None and call.flows(edges)
-            found = before.children[key] = TraceNode(before, record, kinds, made, slots, flows)
+            record = Record(call, tuple(sources), numbered(form.outputs, before.outputs), draw)
+            found = before.children[key] = TraceNode(before, record, kinds, form)
             self._trie_size += 1
         return found
 
@@ -312,6 +303,7 @@ class LazyGraph:
         try:
             with PHASES.phase("compute"):
                 self._run()
+            kept_shapes.KEPT.settle()
             if self._released != released_ops.changes() and not self.node.depth:
                 self._forget_released()
         except (MemoryError, RuntimeError, ValueError) as error:

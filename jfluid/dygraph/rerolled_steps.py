@@ -42,21 +42,15 @@ def ops_of(trace_node: TraceNode) -> list[Op]:
             continue
         leaves += own.leaf_avals
         inputs = tuple([None if s == NONE else s for s in record.inputs])
-        avals = [None if s is None else _aval(outputs[s]) if s >= 0 else leaves[-1 - s] for s in inputs]
+        form = own.form
+        if form.parts is None:
+            avals = [None if s is None else _aval(outputs[s]) if s >= 0 else leaves[-1 - s] for s in inputs]
+            numbers = own.call.numbers(avals)
+            row = _row_call(own.call, avals, own.made)
+            form.parts = _kind(own.call, numbers), tuple([a and a.number for a in avals]), numbers, row, avals
         outputs += own.made
-        numbers = own.call.numbers(avals)
-        found.append(
-            Op(
-                _kind(own.call, numbers),
-                inputs,
-                tuple([a and a.number for a in avals]),
-                own.first_output,
-                len(own.made),
-                numbers,
-                _row_call(own.call, avals, own.made),
-                record.draw,
-            )
-        )
+        kind, forms, numbers, row, _ = form.parts  # the avals live as long as their numbers
+        found.append(Op(kind, inputs, forms, own.first_output, len(own.made), numbers, row, record.draw))
     return found
 
 
@@ -394,30 +388,31 @@ class _Run:
         for rows, found in ((self._stacked, kept), (self._summed, sums)):
             found += sorted(row[2] for row in rows if row[:2] == ("loop", number))
 
-        def iteration(state: Any, own: Any) -> Any:
-            before, totals = state
-            of_each, of_numbers, of_draws, _ = own
-            read = [self._read(stretches, own) for stretches, own in zip(node.rows, of_each)]
-            given = {"before": before, "same": same, "each": read}
+        def calls(given: dict[str, list[Any]], of_numbers: dict[int, Any], of_draws: dict[int, Any]) -> Any:
             made: list[Any] = []
             for j, inputs in enumerate(node.inputs):
                 values = [None if i is None else made[i[1]] if i[0] == "own" else given[i[0]][i[1]] for i in inputs]
                 call = self._calls[at + j]
                 made += _called(call, at + j, values, of_numbers.get(j), of_draws.get(j))
-            after = [_strong(made[q]) for q, _ in node.carried]
-            if totals is None:  # to see their shapes
-                return after, [made[q] for q in sums]
-            totals = [total + made[q] for total, q in zip(totals, sums)]
-            return (after, totals), [made[q] for q in kept]
+            return [_strong(made[q]) for q, _ in node.carried], [made[q] for q in sums], [made[q] for q in kept]
+
+        called = jax.jit(calls, inline=True)  # traced once, for the shapes of the sums and for the loop
+
+        def results(before: list[Any], own: Any) -> Any:
+            of_each, of_numbers, of_draws, _ = own
+            read = [self._read(stretches, own) for stretches, own in zip(node.rows, of_each)]
+            return called({"before": before, "same": same, "each": read}, of_numbers, of_draws)
+
+        def iteration(state: Any, own: Any) -> Any:
+            before, totals = state
+            after, added, rows = results(before, own)
+            return (after, [total + v for total, v in zip(totals, added)]), rows
 
         steps = (each, numbers, draws, counted)
         zeros: list[Any] = []
         if sums:
-
-            def once() -> Any:
-                return iteration((first, None), jax.tree.map(lambda values: values[0], steps))
-
-            _, shapes = jax.eval_shape(once)
+            one = jax.tree.map(lambda values: values[0], steps)
+            _, shapes, _ = jax.eval_shape(lambda: results(first, one))
             zeros = [jnp.zeros(s.shape, s.dtype) for s in shapes]
         (_, totals), stacks = lax.scan(iteration, (first, zeros), steps)
         self._rows.update({("loop", number, q): v for q, v in zip(kept, stacks)})
@@ -446,7 +441,9 @@ def _called(call: Call, at: int, values: list[Any], numbers: Any, seed: Any) -> 
         seed: seed of random numbers.
     """
     with jax.named_scope(f"{call.definition.type}@{at}"):
-        if numbers is None:
+        if numbers is None and seed is None and "Param" in call.reads:
+            made = call.traced_once(values)
+        elif numbers is None:
             made = call(values, None if seed is None else key_of(seed))
         elif call.definition.type in SCALES:
             made = call.plain([values[0], numbers, *values[2:]])
@@ -467,11 +464,16 @@ def _sliced(call: Call, values: list[Any], starts: Any) -> tuple[Any, ...]:
     for i, axis in enumerate(axes):
         places[axis], shape[axis] = starts[i], own.attrs["ends"][i]
     places = [jnp.asarray(place, jnp.int64) for place in places]
-    made = own([lax.dynamic_slice(whole, places, shape), *values[1:]])
+    part = lax.dynamic_slice(whole, places, shape, allow_negative_indices=False)
+    made = own([part, *values[1:]])
     if call.definition.type == "slice":
         return made
     zeros = jnp.zeros(whole.shape, whole.dtype)
-    return tuple([None if v is None else lax.dynamic_update_slice(zeros, v, places) for v in made])
+    return tuple([None if v is None else _updated(zeros, v, places) for v in made])
+
+
+def _updated(whole: Any, part: Any, places: Sequence[Any]) -> Array:
+    return lax.dynamic_update_slice(whole, part, places, allow_negative_indices=False)
 
 
 def _joined(call: Call, row: Any) -> Array:

@@ -8,12 +8,13 @@ length, because the script calls a cell for each word, the outline of the step d
 
 from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
 
 from jfluid import flags
+from jfluid.caches import kept_files
 from jfluid.compile.dynamic_shapes.segment import Evaluate, StreamSegment
 from jfluid.compile.dynamic_shapes.stream import ShapeStream
 from jfluid.compile.lowering import trace
@@ -27,7 +28,7 @@ from jfluid.dygraph import released_ops
 from jfluid.dygraph.calls import Call
 from jfluid.dygraph.compiled_trace import Kind, Record, Seeds, jitted, key_of, outline, program
 from jfluid.dygraph.lazy_values import in_order
-from jfluid.dygraph.loop_reroll import Outline, form_of, outline_of, spans_of
+from jfluid.dygraph.loop_reroll import Op, Outline, Span, form_of, outline_of, spans_of
 from jfluid.dygraph.rerolled_steps import RerolledStep, arguments, identity_of, ops_of, outline_calls
 from jfluid.dygraph.trace_trie import TraceNode
 from jfluid.ops.registry import is_local
@@ -164,15 +165,29 @@ class RerolledSegment(_Segment):
         return self._identity
 
 
+class _First(NamedTuple):
+    """The first step of a form.
+
+    Attributes:
+        node, live: trie node and results of the step.
+        lengths: lengths of its loops.
+        differ: places of the loops whose lengths vary in later steps.
+    """
+
+    node: TraceNode
+    live: tuple[int, ...]
+    lengths: list[int]
+    differ: set[int]
+
+
 class EagerStreams:
     """Streams of the steps of one device."""
 
     def __init__(self, device: jax.Device):
         self._device = device
         self._streams = LruCache[tuple[_Segment, ShapeStream]](_MOST)
-        # by form of a step: first lengths of its loops, and places of loops with varying lengths
-        self._lengths = LruCache[tuple[list[int], set[int]]](_MOST)
-        self._outlines = LruCache[Outline | None](_MOST_OUTLINES)
+        self._firsts = LruCache[_First](_MOST)  # by form of a step
+        self._outlines = LruCache[tuple[Outline, _First] | None](_MOST_OUTLINES)
 
     def run(
         self,
@@ -196,9 +211,9 @@ class EagerStreams:
         if not all(aval.plain for aval, _ in kinds):
             return None
         given = tuple([in_order(v, order) for v, (_, order) in zip(arrays, kinds)])
-        outline = self._outline(trace_node, live)
-        if outline is not None:
-            return self._rerolled(outline, records, given, live, seeds)
+        found = self._outline(trace_node, live)
+        if found is not None:
+            return self._rerolled(*found, records, given, live, seeds)
         form = (
             tuple([(record.call.number, record.inputs) for record in records]),
             tuple([aval.dtype for aval, _ in kinds]),
@@ -208,12 +223,13 @@ class EagerStreams:
         _, stream = self._streams.get_or_make(
             form, lambda: self._stream(EagerSegment(records, len(arrays), live, self._device))
         )
-        found = stream.padded((), given, seeds[0] if seeds else None)
-        return None if found is None else [self._here(v) for v in found[0]]
+        padded = stream.padded((), given, seeds[0] if seeds else None)
+        return None if padded is None else [self._here(v) for v in padded[0]]
 
     def forget_released(self) -> None:
         """Forget the streams of steps with operators that were released, and the outlines of all."""
-        self._outlines.clear()  # keys hold trie nodes, and these hold calls
+        self._outlines.clear()  # trie nodes hold calls
+        self._firsts.clear()
         for key, (segment, _) in list(self._streams.items()):
             if any(released_ops.is_released(definition) for _, _, definition in segment.items):
                 del self._streams[key]
@@ -221,13 +237,14 @@ class EagerStreams:
     def _here(self, value: Any) -> Any:
         return value if isinstance(value, jax.Array) else jax.device_put(value, self._device)
 
-    def _stream(self, segment: _Segment) -> tuple[_Segment, ShapeStream]:
+    def _stream(self, segment: _Segment, lengths: Sequence[str] = ()) -> tuple[_Segment, ShapeStream]:
         platform = "cpu" if self._device.platform == "cpu" else "gpu"
-        return segment, ShapeStream(segment, None, (), platform)
+        return segment, ShapeStream(segment, None, (), platform, lengths=lengths)
 
     def _rerolled(
         self,
         outline: Outline,
+        first: _First,
         records: Sequence[Record],
         arrays: Sequence[Any],
         live: Sequence[int],
@@ -235,11 +252,16 @@ class EagerStreams:
     ) -> list[Any] | None:
         """Run a step with loops of varying length, or return None if the step runs as it is."""
         names, given = arguments(outline, arrays, seeds[0] if seeds else None)
+
+        def made() -> tuple[_Segment, ShapeStream]:
+            segment = RerolledSegment(outline, [r.call for r in records], names, self._device)
+            found = self._stream(segment, [f"k{i}" for i in range(len(outline.counts))])
+            if (shapes := _shapes_of(first, outline)) is not None:
+                found[1].observe(shapes)
+            return found
+
         dtypes = tuple([v.dtype for v in given])
-        segment, stream = self._streams.get_or_make(
-            (outline.key, dtypes, flags.get("FLAGS_cpu_kernels")),
-            lambda: self._stream(RerolledSegment(outline, [r.call for r in records], names, self._device)),
-        )
+        segment, stream = self._streams.get_or_make((outline.key, dtypes, flags.get("FLAGS_cpu_kernels")), made)
         padded = stream.padded((), given, None)
         if padded is None and stream.is_refused:
             return None
@@ -251,7 +273,7 @@ class EagerStreams:
             results.update(zip(numbers, rows, strict=True))
         return [self._here(results[number]) for number in live]
 
-    def _outline(self, trace_node: TraceNode, live: Sequence[int]) -> Outline | None:
+    def _outline(self, trace_node: TraceNode, live: Sequence[int]) -> tuple[Outline, _First] | None:
         """Return the outline of a step with loops of varying length, or None for other steps."""
         key = trace_node, tuple(live)
         if key in self._outlines:
@@ -261,9 +283,50 @@ class EagerStreams:
         if not spans:
             return None
         lengths = [span.times for span in spans]
-        first, differ = self._lengths.get_or_make(form_of(ops, spans), lambda: (lengths, set()))
-        differ.update(i for i, (a, b) in enumerate(zip(first, lengths)) if a != b)
-        own = [span for i, span in enumerate(spans) if i in differ]
-        if not own:
+
+        def new() -> _First:
+            return _First(*key, lengths, self._varied_before(trace_node, ops, spans, live))
+
+        first = self._firsts.get_or_make(form_of(ops, spans), new)
+        first.differ.update(i for i, (a, b) in enumerate(zip(first.lengths, lengths)) if a != b)
+        if not first.differ:
             return None
-        return self._outlines.get_or_make(key, lambda: outline_of(ops, own, live))
+        outline = _outline_of(ops, spans, first.differ, live)
+        self._outlines.get_or_make(key, lambda: None if outline is None else (outline, first))
+        return self._outlines[key]
+
+    def _varied_before(
+        self, trace_node: TraceNode, ops: Sequence[Op], spans: Sequence[Span], live: Sequence[int]
+    ) -> set[int]:
+        """Return the places of the loops of a step, if the lengths of all loops varied in an earlier process."""
+        outline = None if kept_files.folder() is None else outline_of(ops, spans, live)
+        if outline is None:
+            return set()
+        names, _ = arguments(outline, *_stand_ins(trace_node))
+        segment = RerolledSegment(outline, [r.call for r in trace_node.records()], names, self._device)
+        file = segment.histories()
+        return set(range(len(spans))) if file is not None and file.noted_sizes() else set()
+
+
+def _outline_of(ops: Sequence[Op], spans: Sequence[Span], differ: set[int], live: Sequence[int]) -> Outline | None:
+    """Return the outline of a step with loops at some of its spans, or else at all of its spans; None without any."""
+    own = [span for i, span in enumerate(spans) if i in differ]
+    outline = outline_of(ops, own, live)
+    return outline_of(ops, spans, live) if outline is None and len(own) < len(spans) else outline
+
+
+def _shapes_of(step: _First, outline: Outline) -> tuple[tuple[int, ...], ...] | None:
+    """Return the shapes of an outline's arguments in an earlier step; None for a step of another outline."""
+    ops = ops_of(step.node)
+    own = _outline_of(ops, spans_of(ops), step.differ, step.live)
+    if own is None or own.key != outline.key:
+        return None
+    _, given = arguments(own, *_stand_ins(step.node))
+    return tuple([v.shape for v in given])
+
+
+def _stand_ins(trace_node: TraceNode) -> tuple[list[Any], Any]:
+    """Return arrays in place of the inputs and the random numbers of a step, which take no memory."""
+    kinds = [aval for own in trace_node.since(None) for aval in own.leaf_avals]
+    arrays = [np.broadcast_to(np.zeros((), aval.dtype), aval.shape) for aval in kinds]
+    return arrays, np.zeros((trace_node.draws, 3), np.uint32)

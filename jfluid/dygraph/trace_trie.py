@@ -5,12 +5,49 @@ that a repeated call is one dictionary lookup.
 """
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from jfluid import errors
+from jfluid.compile.runtime.lru_cache import LruCache
 from jfluid.dygraph.calls import Call
 from jfluid.dygraph.compiled_trace import Record
 from jfluid.dygraph.lazy_values import Aval
+
+
+@dataclass(slots=True)
+class CallForm:
+    """A call with everything that is the same wherever a script makes it upon inputs of the same kinds.
+
+    Attributes:
+        call: the call.
+        outputs: result of `Call.outputs`.
+        made, slots: see `flat`.
+        places: see `assigned`.
+        flows: True if gradients flow through the call.
+        parts: values of `rerolled_steps.ops_of` that follow from the form; None before the first use.
+    """
+
+    call: Call
+    outputs: Sequence[Any]
+    made: list[Any]
+    slots: tuple[tuple[str, int], ...]
+    places: tuple[int, ...]
+    flows: bool
+    parts: Any = None
+
+
+forms = LruCache[CallForm](8192)  # by the pattern of a call (see `Tracer.call`)
+
+
+def form_of(call: Call, outputs: Sequence[Any], edges: Sequence[Any] | None) -> CallForm:
+    """Return the form of a call. Raises ShapeError as `assigned`.
+
+    Args:
+        edges: edges as of a GradNode, or None if no gradient is recorded.
+    """
+    made, slots = flat(call, outputs)
+    return CallForm(call, outputs, made, slots, assigned(call, slots), edges is not None and call.flows(edges))
 
 
 class TraceNode:
@@ -20,12 +57,13 @@ class TraceNode:
         parent: node of the operators before the last; None for the root, and for a single operator that has run.
         record: the last operator.
         leaf_avals: kinds of the inputs that no earlier operator has read or computed.
-        made: outputs, slot after slot: an Aval, a known array, or None.
-        slots: name and number of outputs of each output slot.
-        flows: True if gradients flow through the operator.
+        form: the form of the last call; None for the root.
 
     Attributes:
         call: call of the record.
+        made: outputs, slot after slot: an Aval, a known array, or None.
+        slots: name and number of outputs of each output slot.
+        flows: True if gradients flow through the operator.
         assigned: place among the outputs of each output variable of the call.
         first_output: number of the first output among all outputs.
         grad_place: place of the operator's GradNode among all GradNodes.
@@ -42,6 +80,7 @@ class TraceNode:
         "draws",
         "first_output",
         "flows",
+        "form",
         "grad_nodes",
         "grad_place",
         "hash",
@@ -60,23 +99,22 @@ class TraceNode:
         parent: "TraceNode | None" = None,
         record: Record | None = None,
         leaf_avals: tuple[Aval, ...] = (),
-        made: Sequence[Any] = (),
-        slots: tuple[tuple[str, int], ...] = (),
-        flows: bool = False,
+        form: CallForm | None = None,
     ):
         self.parent, self.record, self.leaf_avals = parent, record, leaf_avals
-        self.made, self.slots, self.flows = made, slots, flows
+        self.form = form or _NO_FORM
+        self.made, self.slots, self.assigned = self.form.made, self.form.slots, self.form.places
+        flows = self.flows = self.form.flows
         self.children: dict[Any, TraceNode] = {}
         self.replays: dict[Any, Any] = {}
         self.depth = self.leaves = self.outputs = self.draws = self.grad_nodes = 0
         self.first_output, self.grad_place, self.hash = 0, 0, 0
         self.call: Any = record and record.call
-        self.assigned = assigned(record.call, slots) if record is not None else ()
         if parent is not None and record is not None:
             self.first_output, self.grad_place = parent.outputs, parent.grad_nodes
             self.depth = parent.depth + 1
             self.leaves = parent.leaves + len(leaf_avals)
-            self.outputs = parent.outputs + len(made)
+            self.outputs = parent.outputs + len(self.made)
             self.draws = parent.draws + (record.draw >= 0)
             self.grad_nodes = parent.grad_nodes + flows
             self.hash = hash((parent.hash, self._same()))
@@ -125,6 +163,10 @@ class TraceNode:
             node = left.pop()
             left += node.children.values()
             node.children, node.replays = {}, {}
+
+
+_ROOT: Any = None  # the root has no call
+_NO_FORM = CallForm(_ROOT, (), [], (), (), False)
 
 
 def numbered(outputs: Sequence[Any], first: int) -> list[Any]:

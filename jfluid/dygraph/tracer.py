@@ -19,7 +19,7 @@ from jfluid.dygraph.compiled_trace import Record
 from jfluid.dygraph.lazy_graph import array_of, graph_on
 from jfluid.dygraph.lazy_values import LazyValue, constant
 from jfluid.dygraph.tape import Edge, GradNode
-from jfluid.dygraph.trace_trie import TraceNode, flat
+from jfluid.dygraph.trace_trie import CallForm, TraceNode, assigned, flat, form_of, forms
 from jfluid.dygraph.varbase import VarBase
 from jfluid.ir import streams
 from jfluid.ir.operator import Operator
@@ -133,13 +133,12 @@ class Tracer:
             else:
                 key.append((len(variables),))
                 given += variables
-        values: list[LazyValue | None] = []
-        edges: list[Any] = []
+        values, edges, layout = list[LazyValue | None](), list[Any](), len(key)
         if not graph.name(given, records, key, values, edges):
             graph.take_back(before)
             _compute(None if v is None else v.held for v in given)
             return self.call(type_, inputs, outputs, attrs, draw)
-        made: list[VarBase | None] = []
+        made, names = list[VarBase | None](), len(key)
         if isinstance(outputs, tuple):
             key.append(outputs)
             kind = tuple(key)
@@ -148,18 +147,17 @@ class Tracer:
             named: Variables = {} if trace_node is not None else dict(zip(outputs, [[v] for v in made]))
         else:
             named = outputs
-            key.append(_OUTPUTS)
-            for slot, wanted in outputs.items():
-                key.append(slot)
-                for v in (wanted,) if isinstance(wanted, VarBase) else wanted:
-                    key.append(v is None)
-                    made.append(v)
+            made += _keyed(outputs, key)
             kind = tuple(key)
             trace_node = graph.node.children.get(kind)
             if trace_node is not None and trace_node.call.in_place:
                 trace_node = graph.node.children.get((kind, _shares(trace_node.call, inputs, named)))
+        pattern: Any = None
         if trace_node is None:
             graph.take_back(before)
+            pattern = _pattern(kind[:layout], kind[names:], values, edges)
+            trace_node = self._in_new_place(kind, pattern, values, edges if records else None)
+        if trace_node is None:
             call = _call_of(type_, inputs, named, attrs)
             if call.rules and any(v is not None and v.array is None for v in values):
                 _compute(values)
@@ -167,7 +165,7 @@ class Tracer:
             if (found := self._at_once(call, inputs, named, values)) is not None:
                 self._assign_at_once(call, found, made, values, edges, draw)
                 return made
-            trace_node = self._trace_node(call, kind, values, edges if records else None)
+            trace_node = self._trace_node(call, kind, pattern, values, edges if records else None)
         draws = trace_node.call.draws_numbers
         if draws and draw is None:
             draw = self._draw(trace_node.call)
@@ -188,14 +186,25 @@ class Tracer:
         self._drawn[kind] += 1
         return self.seed or self._entropy, streams.uid_at(kind, number)
 
+    def _in_new_place(
+        self, kind: Any, pattern: Any, values: Sequence[LazyValue | None], edges: Sequence[Any] | None
+    ) -> TraceNode | None:
+        """Return the new trie node of a call with a known form, or None; the arguments are as of `_trace_node`."""
+        form = forms.get(pattern)
+        if form is None:
+            return None
+        found = self.graph.node.children[kind] = self.graph.child(form, values, edges)
+        return found
+
     def _trace_node(
-        self, call: Call, kind: Any, values: Sequence[LazyValue | None], edges: Sequence[Any] | None
+        self, call: Call, kind: Any, pattern: Any, values: Sequence[LazyValue | None], edges: Sequence[Any] | None
     ) -> TraceNode:
         """Return the new trie node of a call.
 
         Args:
             call: the call.
             kind: key of the node among its parent's children.
+            pattern: key of the form of the call.
             values: the inputs.
             edges: edges as of a GradNode; None if no gradient is recorded.
         """
@@ -216,13 +225,15 @@ class Tracer:
             rest = [*values]
             for i in constants:
                 rest[call.order[i]] = None
-            return graph.child(known, outputs, rest, edges)
-        before = graph.node
-        trace_node = graph.child(call, outputs, values, edges)
+            return graph.child(form_of(known, outputs, edges), rest, edges)
+        before, form = graph.node, form_of(call, outputs, edges)
+        trace_node = graph.child(form, values, edges)
         if not (call.definition.fold and _known(values)) and not call.rules:
             before.children[kind] = trace_node
             if call.in_place:
                 before.children[kind, call.shared] = trace_node
+            elif not call.on_host and not any(v is not None and v.known for v in values):
+                forms.get_or_make(pattern, lambda: form)
         return trace_node
 
     def _at_once(
@@ -248,7 +259,8 @@ class Tracer:
         if call.draws_numbers and draw is None:
             draw = self._draw(call)
         results, slots = flat(call, outputs)
-        trace_node = TraceNode(record=Record(call, (), [], -1), slots=slots)
+        form = CallForm(call, outputs, [], slots, assigned(call, slots), False)
+        trace_node = TraceNode(record=Record(call, (), [], -1), form=form)
         node = None
         if self.records and call.flows(edges):
             node = GradNode(trace_node, values, edges, results, draw)
@@ -449,6 +461,26 @@ def listed(given: VarBase | Sequence[VarBase | None]) -> Sequence[VarBase | None
 
 def _nodes(outputs: Sequence[VarBase]) -> list[GradNode]:
     return tape.order([node for out in outputs if (node := out.edge().node) is not None])
+
+
+def _keyed(outputs: Variables, key: list[Any]) -> list[VarBase | None]:
+    """Return the output variables of a call, slot after slot; the key gets the wanted outputs."""
+    made: list[VarBase | None] = []
+    key.append(_OUTPUTS)
+    for slot, wanted in outputs.items():
+        key.append(slot)
+        for v in (wanted,) if isinstance(wanted, VarBase) else wanted:
+            key.append(v is None)
+            made.append(v)
+    return made
+
+
+def _pattern(
+    layout: tuple[Any, ...], outputs: tuple[Any, ...], values: Sequence[LazyValue | None], edges: Sequence[Any]
+) -> Any:
+    """Return a key that is equal for equal calls upon values of the same kinds, wherever the values come from."""
+    kinds = tuple([None if v is None else (v.aval,) if v.known else v.aval for v in values])
+    return layout, outputs, kinds, tuple([edge is None for edge in edges])
 
 
 def _known(values: Sequence[LazyValue | None]) -> bool:

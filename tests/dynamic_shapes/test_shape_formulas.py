@@ -6,10 +6,13 @@ import pytest
 
 import jfluid as fluid
 from jfluid import dygraph, layers
+from jfluid.caches import kept_files
 from jfluid.compile.dynamic_shapes.dims import NoRule
 from jfluid.compile.dynamic_shapes.feed_symbols import FeedSymbols, Longer, Sampled
 from jfluid.compile.runtime.lru_cache import LruCache
-from jfluid.dygraph import shape_formulas
+from jfluid.dygraph import kept_shapes, shape_formulas
+from jfluid.dygraph.lazy_values import aval_of
+from jfluid.ops import registry
 
 
 @pytest.fixture
@@ -17,6 +20,7 @@ def inferred(monkeypatch):
     """A list that gets an entry for each inference by tracing."""
     found, own = [], jax.eval_shape
     monkeypatch.setattr(shape_formulas, "_known", LruCache(100))  # formulas of other tests hold at other sizes
+    monkeypatch.setattr(kept_files, "folder", lambda: None)  # results of other tests
 
     def counted(*args, **kwargs):
         found.append(args)
@@ -109,3 +113,31 @@ def test_sizes_that_are_longer_than_others():
     assert Sampled(symbols, symbols.low, {"n0": 9, "n2": 40}).fed
     with pytest.raises(NoRule, match="do not tell apart"):
         Sampled(symbols, symbols.low, symbols.high)
+
+
+@pytest.mark.parametrize(
+    ("sizes", "unit"),
+    [((10, 14, 26), 1), ((3, 12, 12), 1), ((320, 352, 384), 32), ((10, 14, 26, 12), 2), ((416, 448), 32)],
+)
+def test_a_common_divisor_that_chance_explains_is_none(sizes, unit):
+    (symbol,) = FeedSymbols.of([((size, 3),) for size in sizes]).unit.values()
+    assert symbol == unit
+
+
+def test_shapes_of_operators_are_kept_for_later_processes(monkeypatch, tmp_path):
+    monkeypatch.setattr(kept_files, "folder", lambda: tmp_path)
+    definition, avals = registry.get("relu"), [aval_of(np.zeros((3, 4), "float32")), None]
+    made = (avals[0], [aval_of(np.zeros(2, "int64")), None], np.array([1, 2]))
+    first = kept_shapes.KeptShapes()
+    assert first.outputs(definition, ["call"], avals, lambda: made) is made
+    first.settle()
+    first.settle()  # a step without new shapes: the file is written
+    later = kept_shapes.KeptShapes()
+
+    def inferred():
+        raise AssertionError("the file has the shapes")
+
+    own, several, known = later.outputs(definition, ["call"], avals, inferred)
+    assert own is avals[0] and several == made[1] and known.tolist() == [1, 2]
+    with pytest.raises(AssertionError, match="the file has"):
+        later.outputs(definition, ["another call"], avals, inferred)

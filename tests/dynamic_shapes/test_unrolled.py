@@ -1,7 +1,9 @@
 """Imperative steps that call a cell as often as a sentence has words."""
 
+import threading
 from typing import NamedTuple
 
+import jax
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -9,6 +11,8 @@ from hypothesis import strategies as st
 
 import jfluid as fluid
 from jfluid import dygraph, layers
+from jfluid.compile.dynamic_shapes.traced import Traced
+from jfluid.compile.numpy_steps import beside
 from jfluid.dygraph import loop_reroll
 from jfluid.dygraph.lazy_graph import graph_on
 from jfluid.dygraph.shape_streams import RerolledSegment
@@ -228,3 +232,52 @@ def test_iterations_that_have_no_outline():
     assert outline(7, lag=2) is None  # reads two iterations before
     assert outline(9, listed=[4]) is None  # one in the middle is left out
     assert loop_reroll.spans_of(calls(2)) == []
+
+
+def recorded(monkeypatch):
+    """A list that gets the sizes of each trace of a step with loops."""
+    found, own = [], RerolledSegment.results
+
+    def results(self, env, seeds):
+        found.append({name: value.shape for name, value in env.items() if name.startswith("k")})
+        return own(self, env, seeds)
+
+    monkeypatch.setattr(RerolledSegment, "results", results)
+    return found
+
+
+def test_steps_are_padded_once_all_lengths_have_varied(monkeypatch):
+    graph_on(fluid.CPUPlace().device())._streams._streams.clear()
+    traces = recorded(monkeypatch)
+    trained(language_model, [5, 7], True)
+    (stream,) = rolled()
+    assert len(traces) == 4 and not stream._exact  # three samples, and the batch that checks the samples
+    trained(language_model, [6, 9, 8, 11], True)
+    assert len(traces) == 4
+
+
+@pytest.fixture
+def interprets(monkeypatch, tmp_path):
+    """Switch the interpreter on, with a folder of its own for executables; the first padded step is compiled."""
+    before = fluid.get_flags(["FLAGS_compilation_cache_dir", "FLAGS_interpret_first_steps"])
+    of_jax = jax.config.jax_compilation_cache_dir
+    jax.config.update("jax_compilation_cache_dir", None)
+    fluid.set_flags({"FLAGS_compilation_cache_dir": str(tmp_path), "FLAGS_interpret_first_steps": True})
+    monkeypatch.setattr(Traced, "pays", lambda self, waiting: True)
+    yield
+    fluid.set_flags(before)
+    jax.config.update("jax_compilation_cache_dir", of_jax)
+
+
+def test_a_second_process_knows_that_lengths_vary(interprets, monkeypatch):
+    streams = graph_on(fluid.CPUPlace().device())._streams
+    streams._streams.clear()
+    trained(language_model, [6, 9, 7], True)
+    for thread in threading.enumerate():
+        if thread.name == beside.THREAD:
+            thread.join()
+    for memory in (streams._streams, streams._firsts, streams._outlines):  # a later process has none
+        memory.clear()
+    traces = recorded(monkeypatch)
+    trained(language_model, [8], True)
+    assert not traces and len(rolled()) == 1

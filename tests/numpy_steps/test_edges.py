@@ -158,3 +158,33 @@ def test_bodies_of_loops_are_bounded(monkeypatch):
 def test_large_windows_of_a_gradient_wait_for_xla():
     function = pooled(lax.max, -jnp.inf, 65, 1, "VALID")
     refused(jax.grad(lambda y: function(y).sum()), (1, 80, 80), match="many elements")
+
+
+def test_results_share_no_memory():
+    """Arguments, constants and repeated results are copied: XLA may overwrite results."""
+    constant, argument = np.ones(2000), np.ones(2000)
+
+    def function(x):
+        doubled = x * 2
+        return x, jnp.asarray(constant), doubled, doubled, doubled.reshape(2, 1000)
+
+    with jax.enable_x64(True):
+        listing = Listing(jax.make_jaxpr(function)(argument))
+        found = beside.interpreted(listing, [argument], jax.devices("cpu")[0])
+        kept = [v.unsafe_buffer_pointer() for v in found]
+        again = beside.interpreted(listing, [argument], jax.devices("cpu")[0])
+    starts = {*kept, *(v.unsafe_buffer_pointer() for v in again), argument.ctypes.data}
+    assert len(starts) == 11
+    for own in (found, again):
+        assert [v.sharding for v in own] == [v.sharding for v in jax.device_put(own, jax.devices("cpu")[0])]
+        assert [v.dtype for v in own] == ["float64"] * 5
+
+
+def test_branches_for_platforms_are_chosen_beforehand():
+    def function(x, y):
+        return lax.platform_dependent(x, y, cpu=lambda x, y: x + y, default=lambda x, y: x - y)
+
+    with jax.enable_x64(True):
+        listing = Listing(jax.make_jaxpr(function)(1.0, 2.0))
+    assert "cond" not in [own.name for own in listing._operations if not isinstance(own.run, Listing)]
+    compare(function, np.ones(3), np.arange(3.0))

@@ -34,6 +34,8 @@ class Longer:
 
 # A fed dimension: a constant size, the names of the factors of a product, or a `Longer`.
 FedDim = int | tuple[str, ...] | Longer
+# Few sizes have a small divisor in common by chance: random sizes have the same divisor once in so many times.
+_PLAUSIBLE = 8
 _SLIGHTLY = 3  # places, by which a size may be longer in two batches by chance
 # Batches may be so many times smaller or larger than those that have come: a segment is traced again beyond. Small
 # images do not hold the windows of some programs. Sentences may be shorter than images may be small.
@@ -76,7 +78,7 @@ class FeedSymbols:
         dims = tuple(tuple(s[0] if s not in known else known[s] for s in own) for own in sizes)
         low = {name: min(samples) for name, samples in single.items()}
         high = {name: max(samples) for name, samples in single.items()}
-        unit = {name: math.gcd(*samples) for name, samples in single.items()}
+        unit = {name: _unit(samples) for name, samples in single.items()}
         return cls(tuple(single), dims, low, high, unit)
 
     def sizes(self, shapes: Shapes) -> dict[str, int] | None:
@@ -245,6 +247,12 @@ def _size_of(dim: FedDim, sizes: Mapping[str, int]) -> int:
 
 def _single(known: _Known) -> list[tuple[tuple[int, ...], tuple[str, ...]]]:
     return [(own, d) for own, d in known.items() if not isinstance(d, Longer) and len(d) == 1]
+
+
+def _unit(samples: tuple[int, ...]) -> int:
+    """Return the common divisor of sizes; 1 for a divisor that the sizes may have by chance."""
+    found = math.gcd(*samples)
+    return found if found ** (len(set(samples)) - 1) >= _PLAUSIBLE else 1
 
 
 def _longer(samples: tuple[int, ...], known: _Known) -> Longer | None:

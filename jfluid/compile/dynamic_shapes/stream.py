@@ -86,6 +86,8 @@ class ShapeStream:
         state: names of arguments with constant shapes.
         platform: "cpu" or "gpu".
         replicas: division of a batch among replicas, where the sizes of shares differ; None for an undivided batch.
+        lengths: names of arguments with a varying size. Once all of these have varied, no further shape runs without
+            padding.
     """
 
     def __init__(
@@ -95,12 +97,14 @@ class ShapeStream:
         state: Sequence[str],
         platform: str,
         replicas: FeedShares | None = None,
+        lengths: Sequence[str] = (),
     ):
         self._segment = weakref.ref(segment)  # which has this stream
         self._exact_call, self._platform = exact, platform
         keeps = set(state)
         self._fed = [i for i, name in enumerate(segment.kept) if name not in keeps]
         self._names = [segment.kept[i] for i in self._fed]
+        self._lengths = [self._names.index(name) for name in lengths]
         self._said = known_sizes.said()
         self._replicas = replicas
         self._exact: dict[Batch, bool] = {}  # True for shapes with an executable, or that wait for one
@@ -160,6 +164,10 @@ class ShapeStream:
                     return found
         self._run_exactly(batch)
         return None
+
+    def observe(self, shapes: Shapes) -> None:
+        """Note the shapes of a batch that the caller has run."""
+        self._observed[shapes] = None
 
     def history(self) -> StreamHistory:
         """Return what the sizes of further batches follow from."""
@@ -274,7 +282,7 @@ class ShapeStream:
             return
         if len(self._observed) < _MOST_OBSERVED:
             self._observed.update(dict.fromkeys(batch))
-        if len(self._exact) < EXACT_FIRST and _run_together(batch):
+        if len(self._exact) < EXACT_FIRST and _run_together(batch) and not self._lengths_vary():
             return
         if self._is_given_up:
             return
@@ -301,6 +309,14 @@ class ShapeStream:
             traced.waited[None] = sum(t.waited[None] for t in traces if not t.has_executables)
             yield traced, sizes, False
         self._refused_times, self._traces = self._refused_times + 1, traces
+
+    def _lengths_vary(self) -> bool:
+        """Return True if there are arguments of varying size, and all of these have varied."""
+        try:
+            symbols = symbols_of(self._observed) if self._lengths else None
+        except NoRule:
+            return False
+        return symbols is not None and not any(isinstance(dim, int) for at in self._lengths for dim in symbols.dims[at])
 
     def _run_padded(self, traced: Traced, sizes: list[dict[str, int]], given: _Given, covers: bool) -> Any:
         """Run the segment at the sizes of a bucket. Raises NoRule before anything has run.

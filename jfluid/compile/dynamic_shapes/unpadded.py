@@ -15,7 +15,7 @@ from jax.extend import core
 
 from jfluid.compile.dynamic_shapes.dims import Dim, NoRule, Sizes, Table, is_constant, samples_of
 from jfluid.compile.dynamic_shapes.interpreter import FLOATS, SHORT, compare, rounded
-from jfluid.compile.numpy_steps.interpreter import Listing, has_rule, inner
+from jfluid.compile.numpy_steps.interpreter import Listing, has_rule, inner, operands_of
 from jfluid.compile.rewrites.primitives import CALLS
 
 # Returns a value for sizes; None for a value that is the same at all samples.
@@ -69,7 +69,7 @@ class Unpadded:
                 start.append((at, form))
         operations = []
         for number, equations in enumerate(zip(*(j.eqns for j in jaxprs), strict=True)):
-            start += self._literals(first.places(number), [e.invars for e in equations])
+            start += self._literals(first.places(number), [operands_of(e) for e in equations])
             if (changed := self._equation(equations)) is not None:
                 operations.append((number, changed))
         start += self._literals(first.places(None), [j.outvars for j in jaxprs])
@@ -117,8 +117,12 @@ class Unpadded:
 
     def _aval(self, avals: Sequence[Any]) -> _Form:
         """Return the form of the type of a result."""
-        shape = self._form([getattr(a, "shape", ()) for a in avals])
-        return None if shape is None else functools.partial(_resized, avals[0], shape)
+        samples = [getattr(a, "shape", ()) for a in avals]
+        key = ("aval", avals[0], *samples)
+        if key not in self._memo:
+            shape = self._form(samples)
+            self._memo[key] = None if shape is None else _Latest(functools.partial(_resized, avals[0], shape))
+        return self._memo[key]
 
     def _constant(self, samples: Sequence[Any]) -> _Form:
         """Return the form of a constant of the trace."""

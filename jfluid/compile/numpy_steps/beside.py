@@ -1,6 +1,7 @@
 """A compilation that goes on beside the steps, which NumPy runs until it is done."""
 
 import contextlib
+import functools
 import math
 import threading
 import time
@@ -10,6 +11,7 @@ from typing import Any
 import jax
 import numpy as np
 from jax.interpreters import partial_eval
+from jaxlib import xla_client
 
 from jfluid import flags, processes
 from jfluid.compile.numpy_steps import blas_threads, elementwise, indexing, kernels, shapes, sums
@@ -23,6 +25,7 @@ _FIRST_CALL = 2.0
 # Interpreted seconds, for each second of tracing, from which on a compilation pays: it takes about five. An operator by
 # itself is traced in a millisecond, and compiled in twenty or more: of `_LEAST` seconds on.
 _PAYS, _LEAST = 1.0, 0.05
+_FEWEST_BYTES = 4096  # of a result whose copy costs time
 THREAD = "jfluid-compile"
 _one_at_a_time = threading.Lock()
 
@@ -46,9 +49,35 @@ def interpreted(
     values = [host_value(v) for v in jax.tree.leaves(arguments)]
     with np.errstate(all="ignore"), blas_threads.one_thread():
         found = listing.run(values, stop)
-    # Results may share memory with arguments and with each other. JAX does not copy NumPy arrays, and XLA may
-    # overwrite the memory: each result is copied.
-    return list(jax.device_put([np.array(v) for v in found], device))
+    return _placed(_unshared(found, values), device)
+
+
+@functools.lru_cache(maxsize=4096)
+def _kind(shape: tuple[int, ...], dtype: np.dtype[Any]) -> Any:
+    with jax.enable_x64(True):
+        return jax.typeof(np.broadcast_to(np.zeros((), dtype), shape))
+
+
+def _placed(arrays: Sequence[Any], device: jax.Device) -> list[jax.Array]:
+    """Return arrays of a device. `jax.device_put` does the same, but its checks take longer than a small step."""
+    sharding = jax.sharding.SingleDeviceSharding(device)
+    place = xla_client.batched_device_put
+    return [place(_kind(a.shape, a.dtype), sharding, [a], [device]) for a in arrays]
+
+
+def _unshared(results: Sequence[Any], arguments: Sequence[Any]) -> list[Any]:
+    """Return results without common memory, as NumPy arrays.
+
+    Results may share memory with arguments, with constants and with each other. JAX does not copy NumPy arrays, and XLA
+    may overwrite the memory. Small arrays are copied in any case; constants of a listing cannot be written.
+    """
+    shared, found = set(map(id, arguments)), list[Any]()
+    for value in results:
+        kept = isinstance(value, np.ndarray) and value.nbytes >= _FEWEST_BYTES and id(value) not in shared
+        flags = value.flags
+        found.append(value if kept and flags.owndata and flags.writeable and flags.c_contiguous else np.array(value))
+        shared.add(id(value))
+    return found
 
 
 def needed(closed: Any) -> Any:

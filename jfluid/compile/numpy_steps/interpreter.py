@@ -26,6 +26,7 @@ PLAIN: dict[str, Callable[..., Any]] = {}
 # Operations of a form that NumPy has a function for: `parameters -> function`, or None for any other form.
 FORMS: dict[str, Callable[[Mapping[str, Any]], Callable[..., Any] | None]] = {}
 _MOST_COMPILED = 256
+_PLAIN_DTYPE = np.dtype(np.bool_)  # of a Python number, which has no dtype
 # Bytes of intermediate results from which on a step waits for its compilation: XLA fuses operations, and a step of
 # ResNet-50 takes three times as much memory without. The same bound holds for the arrays inside of one operation.
 MOST_BYTES = 512 << 20
@@ -92,7 +93,7 @@ class Listing:
         def place(var: Any) -> int:
             if isinstance(var, core.Literal):
                 dtype = var.aval.dtype  # type: ignore[attr-defined]  # of an array
-                self._start.append(np.asarray(var.val, dtype))
+                self._start.append(_constant(np.asarray(var.val, dtype)))
                 return len(self._start) - 1
             if var not in places:
                 places[var] = len(self._start)
@@ -100,13 +101,13 @@ class Listing:
             return places[var]
 
         for var, value in zip(jaxpr.constvars, closed.consts):
-            self._start[place(var)] = host_value(value)
+            self._start[place(var)] = _constant(host_value(value))
         self._inputs = [place(var) for var in jaxpr.invars]
         self._operations = [
             NumpyOperation(
                 eqn.primitive.name,
                 _function_of(eqn),
-                [place(v) for v in eqn.invars],
+                [place(v) for v in operands_of(eqn)],
                 [place(v) for v in eqn.outvars],
                 eqn.primitive.multiple_results,
                 [],
@@ -128,7 +129,7 @@ class Listing:
     def _count_bytes(self, operation: NumpyOperation, name: str, results: Sequence[Any]) -> None:
         if name not in _VIEWS:
             for at, aval in zip(operation.results, results):
-                self._bytes[at] = 0 if is_key(aval) else size_of(aval)
+                self._bytes[at] = 0 if is_key(aval) else _bytes_of(aval.shape, aval.dtype)
 
     def _most_bytes(self) -> int:
         return int(np.cumsum(self._bytes[self._events] * self._signs).max(initial=0))
@@ -148,7 +149,7 @@ class Listing:
         found._start, found._operations = list(self._start), list(self._operations)
         found._bytes, found._halves = self._bytes.copy(), {}
         for at, value in start.items():
-            found._start[at] = value
+            found._start[at] = _constant(value)
         for number, (primitive, params, results) in operations.items():
             operation = self._operations[number]
             found._operations[number] = operation._replace(run=_function(primitive, params, results))
@@ -242,6 +243,11 @@ class Listing:
         return start, operations, [same.get(at, at) for at in self._outputs]
 
 
+@functools.lru_cache(maxsize=4096)
+def _bytes_of(shape: tuple[int, ...], dtype: Any) -> int:
+    return size_of(jax.ShapeDtypeStruct(shape, dtype))
+
+
 def _zeros(start: Sequence[Any], operations: Sequence[NumpyOperation]) -> set[int]:
     """Return the places of arrays that operations make of the number zero."""
     return {
@@ -285,8 +291,25 @@ def _function(primitive: Any, params: Mapping[str, Any], results: Sequence[Any])
         return inner(params[CALLS[name]])
     if name in FORMS and (known := FORMS[name](dict(params, results=results))) is not None:
         return known
+    if _is_by_platform(primitive, params):
+        return inner(params["branches"][cpu_branch(params["branches_platforms"])])
     found = RULES.get(name)
     return _Alone(primitive, params) if found is None else functools.partial(found, dict(params, results=results))
+
+
+def _is_by_platform(primitive: Any, params: Mapping[str, Any]) -> bool:
+    """Return True if the platform chooses a branch, whose number is the first operand."""
+    return primitive.name == "cond" and params.get("branches_platforms") is not None
+
+
+def operands_of(eqn: Any) -> Sequence[Any]:
+    """Return the operands of an equation that NumPy reads: the number of a platform's branch is known."""
+    return eqn.invars[1:] if _is_by_platform(eqn.primitive, eqn.params) else eqn.invars  # type: ignore[no-any-return]
+
+
+def cpu_branch(platforms: Sequence[Sequence[str] | None]) -> int:
+    """Return the number of the branch for CPUs, among branches for platforms; None stands for all platforms."""
+    return next((i for i, names in enumerate(platforms) if names and "cpu" in names), len(platforms) - 1)
 
 
 class _Alone:
@@ -316,9 +339,17 @@ def is_key(aval: Any) -> bool:
 
 def host_value(value: Any) -> Any:
     """Return an array as a NumPy array: of a random key its numbers."""
-    if isinstance(value, jax.Array) and jax.numpy.issubdtype(value.dtype, jax.dtypes.prng_key):
-        return np.asarray(jax.random.key_data(value))
-    return np.asarray(value)
+    if type(value) is np.ndarray:
+        return value
+    is_plain = isinstance(getattr(value, "dtype", _PLAIN_DTYPE), np.dtype)
+    return np.asarray(value if is_plain else jax.random.key_data(value))
+
+
+def _constant(value: np.ndarray) -> np.ndarray:
+    """Return a view of a constant that cannot be written."""
+    found = value.view()
+    found.flags.writeable = False
+    return found
 
 
 def inner(closed: Any) -> "Listing":

@@ -1,14 +1,15 @@
 """NumPy rules of operations that arrange elements, and of calls and loops."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 
 from jfluid.compile.numpy_steps.idle_iterations import ZERO_ROW, flag_of
-from jfluid.compile.numpy_steps.interpreter import bound, inner, is_key, rule
+from jfluid.compile.numpy_steps.interpreter import bound, cpu_branch, inner, is_key, rule
 from jfluid.compile.numpy_steps.loop_buffers import window
+from jfluid.ops.dependency import AWAITED
 
 Params = dict[str, Any]
 
@@ -136,6 +137,15 @@ def _dynamic_update_slice(params: Params, x: Any, update: Any, *starts: Any) -> 
 # Calls and loops
 
 
+def _awaited(called: Any) -> Callable[..., Any]:
+    """Return the function of a zero that makes XLA wait for its operand."""
+    zero = np.zeros((), called.jaxpr.outvars[0].aval.dtype)
+    return lambda value: [zero]
+
+
+NAMED[AWAITED] = _awaited
+
+
 @rule("tile")
 def _tile(params: Params, x: Any) -> Any:
     return np.tile(x, params["reps"])
@@ -148,9 +158,7 @@ def _remat(params: Params, *values: Any) -> Any:
 
 @rule("platform_index")
 def _platform(params: Params) -> Any:
-    platforms = params["platforms"]
-    own = [i for i, names in enumerate(platforms) if names and "cpu" in names]
-    return np.int32(own[0] if own else len(platforms) - 1)
+    return np.int32(cpu_branch(params["platforms"]))
 
 
 @rule("cond")
