@@ -287,10 +287,10 @@ def _function(primitive: Any, params: Mapping[str, Any], results: Sequence[Any])
     name = _rule_name(primitive, params)
     if name in PLAIN:
         return PLAIN[name]
-    if name in CALLS:
-        return inner(params[CALLS[name]])
     if name in FORMS and (known := FORMS[name](dict(params, results=results))) is not None:
         return known
+    if name in CALLS:
+        return inner(params[CALLS[name]])
     if _is_by_platform(primitive, params):
         return inner(params["branches"][cpu_branch(params["branches_platforms"])])
     found = RULES.get(name)

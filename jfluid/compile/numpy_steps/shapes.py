@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from jfluid.compile.numpy_steps.idle_iterations import ZERO_ROW, flag_of
-from jfluid.compile.numpy_steps.interpreter import bound, cpu_branch, inner, is_key, rule
+from jfluid.compile.numpy_steps.interpreter import FORMS, bound, cpu_branch, inner, is_key, rule
 from jfluid.compile.numpy_steps.loop_buffers import window
 from jfluid.ops.dependency import AWAITED
 
@@ -137,13 +137,15 @@ def _dynamic_update_slice(params: Params, x: Any, update: Any, *starts: Any) -> 
 # Calls and loops
 
 
-def _awaited(called: Any) -> Callable[..., Any]:
-    """Return the function of a zero that makes XLA wait for its operand."""
-    zero = np.zeros((), called.jaxpr.outvars[0].aval.dtype)
+def _awaited(params: Params) -> Callable[..., Any] | None:
+    """Return the function of a zero that makes XLA wait for its operand; None for any other call."""
+    if params["name"] != AWAITED:
+        return None
+    zero = np.zeros((), params["jaxpr"].jaxpr.outvars[0].aval.dtype)
     return lambda value: [zero]
 
 
-NAMED[AWAITED] = _awaited
+FORMS["jit"] = _awaited
 
 
 @rule("tile")
