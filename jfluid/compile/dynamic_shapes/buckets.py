@@ -8,7 +8,11 @@ from types import MappingProxyType
 from jfluid.compile.dynamic_shapes.history import BucketsHistory, Sizes
 from jfluid.compile.runtime.padding import ladder
 
-_MOST = 9  # buckets of a stream
+MOST = 12  # executables of a stream: buckets of all traces, and exact shapes
+# A new bucket holds all known buckets once 6 are left. The last 3 are for sizes beyond all buckets: each has more room
+# than the bucket before, so that sizes may grow a thousandfold.
+_LEFT_WIDE, _LEFT_BEYOND = 6, 3
+_MOST_ROOM = 16  # most work of such a bucket, in times of the work without room
 _COARSE, _FINE = 2, 4  # sizes of an octave
 # Padded steps whose work is wasted until a finer bucket is compiled: compiling takes about as long.
 _PATIENCE = 16
@@ -30,7 +34,7 @@ class Buckets:
         work: returns the number of elements of the feeds at given sizes.
         unit: a divisor of each size.
         said: sizes that the user has given, the smallest first; a batch gets the smallest size that holds it.
-        others: returns the number of the stream's buckets for other symbols.
+        others: returns the number of the stream's executables for other symbols, and without padding.
     """
 
     def __init__(
@@ -51,9 +55,9 @@ class Buckets:
         return len(self._known)
 
     @property
-    def _are_all(self) -> bool:
-        """True if the stream has as many buckets as it may have."""
-        return len(self) + self._others() >= _MOST
+    def _left(self) -> int:
+        """Number of buckets that the stream may still get."""
+        return MOST - len(self) - self._others()
 
     def history(self) -> BucketsHistory:
         """Return what further choices follow from."""
@@ -73,7 +77,7 @@ class Buckets:
         if best is None:
             return self._add(need)
         self._wasted += max(1 - self._work(fine) / max(self._work(best), 1), 0.0)
-        if self._wasted < _PATIENCE or self._are_all:
+        if self._wasted < _PATIENCE or self._left <= _LEFT_BEYOND:
             return best
         self._wasted = 0.0
         finer = max(self._candidates(), key=self._saved)
@@ -131,11 +135,23 @@ class Buckets:
         return next(iter(self.holding(need)), None)
 
     def _add(self, need: Mapping[str, int]) -> Sizes:
-        sizes = self._rounded(need, _COARSE)
-        if self._are_all:  # the last bucket: it holds all that came, and more
-            sizes = self._rounded({n: max([s, *(b[n] for b in self._known)]) for n, s in need.items()}, 1)
-        self._known.append(sizes)
-        return sizes
+        """Add a coarse bucket for a batch; if few buckets are left, a bucket that holds all known buckets, and more."""
+        if self._left > _LEFT_WIDE:
+            return self.know(self._rounded(need, _COARSE))
+        times = max(_LEFT_BEYOND + 1 - max(self._left, 1), 0)
+        wide = [self._beyond(need, 1 << i) for i in range(times, -1, -1)]
+        most = _MOST_ROOM * self._work(wide[-1])
+        return self.know(next(sizes for sizes in wide if self._work(sizes) <= most))
+
+    def _beyond(self, need: Mapping[str, int], times: int) -> Sizes:
+        """Return sizes that hold a batch and all known buckets, with `times` the room in dimensions that grow."""
+        found = dict(need)
+        for n, size in need.items():
+            known = {b[n] for b in self._known} or {size}
+            grows = size > max(known) or (len(known) > 1 and (2 * size > max(known) or self._left <= 1))
+            if not self._given(n, size):
+                found[n] = max(times * size if grows else size, max(known))
+        return self._rounded(found, 1)
 
     def _count(self, fine: Sizes) -> None:
         form = tuple(fine.items())

@@ -103,6 +103,22 @@ class FeedSymbols:
             return None
         return found
 
+    def with_constants(self, sizes: Mapping[str, int]) -> "FeedSymbols":
+        """Return the symbols of batches in which some symbols have constant sizes of 0 or 1."""
+
+        def own(dim: FedDim) -> FedDim:
+            if isinstance(dim, int):
+                return dim
+            if isinstance(dim, Longer):
+                return sizes[dim.name] + dim.by if dim.name in sizes else dim
+            names = tuple(n for n in dim if n not in sizes)
+            product = math.prod(sizes.get(n, 1) for n in dim)
+            return names if names and product else product
+
+        names = tuple(n for n in self.names if n not in sizes)
+        low, high, unit = ({n: numbers[n] for n in names} for numbers in (self.low, self.high, self.unit))
+        return FeedSymbols(names, tuple(tuple(map(own, dims)) for dims in self.dims), low, high, unit)
+
     def dims_of(self, symbols: Mapping[str, Symbol]) -> list[tuple[Dim, ...]]:
         """Return the dimensions of each feed."""
         return [tuple(_dim_of(d, symbols) for d in own) for own in self.dims]
@@ -191,7 +207,20 @@ def symbols_in(fed: Iterable[Sequence[Dim]]) -> list[Symbol]:
 
 def is_large(sizes: Mapping[str, int] | None) -> bool:
     """Return True if symbols can have these sizes: programs treat sizes of 0 and 1 differently."""
-    return sizes is not None and all(size >= SMALLEST for size in sizes.values())
+    return sizes is not None and not small_sizes(sizes)
+
+
+def small_sizes(sizes: Mapping[str, int]) -> dict[str, int]:
+    """Return the sizes of 0 and 1."""
+    return {name: size for name, size in sizes.items() if size < SMALLEST}
+
+
+def symbols_with(shapes: Sequence[Shapes], small: Mapping[str, int]) -> FeedSymbols | None:
+    """Return the symbols of observed batches that have these sizes of 0 and 1; None for too few batches.
+
+    Raises NoRule if ranks differ.
+    """
+    return FeedSymbols.of(shapes).with_constants(small) if small else symbols_of(shapes)
 
 
 def symbols_of(shapes: Iterable[Shapes]) -> FeedSymbols | None:
