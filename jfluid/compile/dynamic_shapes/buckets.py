@@ -56,8 +56,8 @@ class Buckets:
 
     @property
     def _left(self) -> int:
-        """Number of buckets that the stream may still get."""
-        return MOST - len(self) - self._others()
+        """Number of buckets that the stream may still get, without sizes that the user has given."""
+        return MOST + sum(map(len, self._said.values())) - len(self) - self._others()
 
     def history(self) -> BucketsHistory:
         """Return what further choices follow from."""
@@ -147,7 +147,7 @@ class Buckets:
         """Return sizes that hold a batch and all known buckets, with `times` the room in dimensions that grow."""
         found = dict(need)
         for n, size in need.items():
-            known = {b[n] for b in self._known} or {size}
+            known = {b[n] for b in self._known} or {0}
             grows = size > max(known) or (len(known) > 1 and (2 * size > max(known) or self._left <= 1))
             if not self._given(n, size):
                 found[n] = max(times * size if grows else size, max(known))

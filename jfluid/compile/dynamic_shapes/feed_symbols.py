@@ -38,6 +38,7 @@ _SLIGHTLY = 3  # places, by which a size may be longer in two batches by chance
 # Batches may be so many times smaller or larger than those that have come: a segment is traced again beyond. Small
 # images do not hold the windows of some programs. Sentences may be shorter than images may be small.
 _MARGINS, _SHORTER = (4, 2), 16
+_GROWN = 16  # margin for sizes that have grown beyond an earlier trace
 SAMPLES = 3  # sizes of each symbol at which a segment is traced
 SMALLEST = 2  # programs treat a size of 1 differently: it is broadcast
 
@@ -239,14 +240,19 @@ def symbols_of(shapes: Iterable[Shapes]) -> FeedSymbols | None:
 
 
 def ranges(symbols: FeedSymbols) -> Iterator[tuple[Mapping[str, int], Mapping[str, int]]]:
-    """Yield the least and the most sizes between which to trace: wide ranges first, then the sizes that have come."""
-    for margin in _MARGINS:
+    """Yield the least and the most sizes between which to trace.
+
+    Wide ranges come first, then the sizes that have come, then the range for sizes that have grown.
+    """
+    for margin in (*_MARGINS, None, _GROWN):
+        if margin is None:
+            yield symbols.low, symbols.high
+            continue
         below = {
-            name: _SHORTER if margin == _MARGINS[0] and unit == 1 else margin for name, unit in symbols.unit.items()
+            name: _SHORTER if margin >= _MARGINS[0] and unit == 1 else margin for name, unit in symbols.unit.items()
         }
         low = {name: max(SMALLEST, size // below[name]) for name, size in symbols.low.items()}
         yield low, {name: margin * size for name, size in symbols.high.items()}
-    yield symbols.low, symbols.high
 
 
 _Known = Mapping[tuple[int, ...], tuple[str, ...] | Longer]

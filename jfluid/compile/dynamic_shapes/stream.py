@@ -234,10 +234,11 @@ class ShapeStream:
     def _has_room(self) -> bool:
         """Return True if the stream may compile; warn once if it may not."""
         count = self._exact_count() + sum(len(t.compiled | t.begun) for t in self._traces)
-        if count >= MOST and not self._warned_of_many:
+        most = MOST + sum(len(sizes) for dims in self._said.values() for sizes in dims.values())
+        if count >= most and not self._warned_of_many:
             self._warned_of_many = True
             warn_of_many(count)
-        return count < MOST
+        return count < most
 
     def _keep(self) -> None:
         """Write the history of this stream to its file, for later processes."""
@@ -295,7 +296,10 @@ class ShapeStream:
         if small is None or symbols is None or not symbols.names:
             return
         self._traced_times += 1
-        for number, (low, high) in enumerate(ranges(symbols)):
+        several = list(enumerate(ranges(symbols)))
+        if not (traces and traces[-1].symbols.dims == symbols.dims):  # other sizes vary; sizes have not just grown
+            several.pop()
+        for number, (low, high) in [*several[3:], *several[:3]]:
             try:
                 traced = self._traced(given, symbols, low, high, (len(self._observed), number, small))
             except NoRule as error:
