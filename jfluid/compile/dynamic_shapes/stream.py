@@ -351,6 +351,8 @@ class ShapeStream:
                     bucket, (call, arguments) = cover, prepared(cover)
                 elif found := self._interpreted(traced, witness, call, given):
                     return tuple(self._own().structured(found)), ()
+                else:  # the history of the stream has the bucket, which the call compiles
+                    self._is_compiled(traced, bucket, call, arguments)
             results, flags = self._timed(traced, bucket, call, arguments)
         except NoRule:
             traced.executables.pop(tuple(bucket.items()), None)
@@ -438,9 +440,9 @@ class ShapeStream:
 
     def _interpreted(self, traced: Traced, witness: Witness, call: Call, given: _Given) -> list[jax.Array] | None:
         """Return the results of NumPy at true sizes; None for a segment that NumPy cannot interpret without padding."""
-        named = self._own().recorded_arguments(given.donated, given.kept) if traced.interprets else None
-        if named is None:
+        if not traced.interprets:
             return None
+        named = self._own().recorded_arguments(given.donated, given.kept)
         start = time.perf_counter()
         try:
             listing = traced.listing(*witness)
