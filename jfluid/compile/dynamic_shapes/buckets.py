@@ -80,8 +80,10 @@ class Buckets:
         if self._wasted < _PATIENCE or self._left <= _LEFT_BEYOND:
             return best
         self._wasted = 0.0
-        finer = max(self._candidates(), key=self._saved)
-        if self._saved(finer) > 0:
+        known = [(dict(form), count) for form, count in self._came.items()]
+        saved = self._saved([(own, n, self._work(held)) for own, n in known if (held := self._best(own))])
+        finer = max(self._candidates(), key=saved)
+        if saved(finer) > 0:
             self._known.append(finer)
         return self._best(need) or best
 
@@ -101,15 +103,11 @@ class Buckets:
             least = [self._work(b) for b in there if self._fits(own, b)]
             costs.append((own, count, min([_INTERPRETED * self._work(own), *least])))
 
-        def saved(sizes: Sizes) -> float:
-            work = self._work(sizes)
-            return sum(n * (cost - work) for own, n, cost in costs if cost > work and self._fits(own, sizes))
-
         every = {n: max(own[n] for own, _, _ in costs) for n in need}
         given = {n: self._given(n, size) or size for n, size in need.items()}
         rounded = [self._rounded(sizes, _COARSE) for sizes in (every, given, *self._candidates())]
         once = [dict(form) for form in dict.fromkeys(tuple(sizes.items()) for sizes in rounded)]
-        return self.know(max((sizes for sizes in once if self._fits(given, sizes)), key=saved))
+        return self.know(max((sizes for sizes in once if self._fits(given, sizes)), key=self._saved(costs)))
 
     def know(self, sizes: Sizes) -> Sizes:
         """Add a bucket, unless it is known; return the bucket."""
@@ -165,15 +163,18 @@ class Buckets:
         joined = [{n: max(size, b[n]) for n, size in a.items()} for a, b in itertools.combinations(few, 2)]
         return [*map(dict, self._came), *joined]
 
-    def _saved(self, sizes: Sizes) -> int:
-        """Return how much less work the batches so far would have been with one more bucket."""
-        work, total = self._work(sizes), 0
-        for form, count in self._came.items():
-            need = dict(form)
-            best = self._best(need)
-            if best is not None and self._fits(need, sizes):
-                total += count * max(self._work(best) - work, 0)
-        return total
+    def _saved(self, costs: Sequence[tuple[Sizes, int, float]]) -> Callable[[Sizes], float]:
+        """Return a function of a bucket's sizes: the work that batches would save by the bucket.
+
+        Args:
+            costs: sizes, the number of batches of these sizes, and the work of one batch.
+        """
+
+        def saved(sizes: Sizes) -> float:
+            work = self._work(sizes)
+            return sum(n * (cost - work) for own, n, cost in costs if cost > work and self._fits(own, sizes))
+
+        return saved
 
     def _rounded(self, need: Mapping[str, int], rungs: int) -> Sizes:
         """Return the next sizes of a ladder that has `rungs` sizes an octave; sizes that the user has given stay."""
