@@ -7,7 +7,7 @@ import jfluid as fluid
 from jfluid import layers
 from jfluid.compile.dynamic_shapes.buckets import Buckets
 from jfluid.compile.dynamic_shapes.dims import NoRule
-from jfluid.compile.dynamic_shapes.segment import Segment
+from jfluid.compile.dynamic_shapes.segment import StreamSegment
 from jfluid.compile.dynamic_shapes.stream import ShapeStream
 from jfluid.compile.dynamic_shapes.traced import Traced
 from jfluid.compile.numpy_steps import beside
@@ -27,7 +27,7 @@ def work(monkeypatch):
         [
             (library_fusions, "compiled"),
             (executables.Executables, "interpret"),
-            (Segment, "recorded"),
+            (StreamSegment, "recorded"),
             (executables.Executables, "trace"),
         ],
     )

@@ -31,8 +31,8 @@ from jfluid.compile.dynamic_shapes.feed_symbols import (
 )
 from jfluid.compile.dynamic_shapes.history import Batch, StreamHistory, TracedHistory
 from jfluid.compile.dynamic_shapes.interpreter import parts_of
-from jfluid.compile.dynamic_shapes.segment import Segment
-from jfluid.compile.dynamic_shapes.traced import Call, Record, Traced, Witness
+from jfluid.compile.dynamic_shapes.segment import StreamSegment
+from jfluid.compile.dynamic_shapes.traced import CompiledCall, Record, Traced, Witness
 from jfluid.compile.numpy_steps import interpreter as numpy_steps
 from jfluid.compile.runtime.covers import Notes
 from jfluid.ops.selected_rows import SelectedRows
@@ -85,7 +85,7 @@ class ShapeStream:
 
     def __init__(
         self,
-        segment: Segment,
+        segment: StreamSegment,
         exact: Any,
         state: Sequence[str],
         platform: str,
@@ -261,7 +261,7 @@ class ShapeStream:
         found = [self._replicas.shares(n, kept[i]) for n, i in zip(self._names, self._fed)]
         return ((None,),) if None in found else list(zip(*found))
 
-    def _own(self) -> Segment:
+    def _own(self) -> StreamSegment:
         segment = self._segment()
         assert segment is not None  # it is called
         return segment
@@ -337,7 +337,7 @@ class ShapeStream:
         need = {n: max(own[n] for own in sizes) for n in sizes[0]}
         witness = sizes[0], given.batch[0]
 
-        def prepared(bucket: Mapping[str, int]) -> tuple[Call, tuple[Any, ...]]:
+        def prepared(bucket: Mapping[str, int]) -> tuple[CompiledCall, tuple[Any, ...]]:
             arguments = given.donated, self._arguments(traced, bucket, sizes, given.shares, given.kept), given.key
             return self._call(traced, bucket, witness), arguments
 
@@ -371,7 +371,7 @@ class ShapeStream:
         return jax.tree.unflatten(structure, found), flags
 
     def _is_compiled(
-        self, traced: Traced, bucket: Mapping[str, int], call: Call, given: Sequence[Any], at_once: bool = False
+        self, traced: Traced, bucket: Mapping[str, int], call: CompiledCall, given: Sequence[Any], at_once: bool = False
     ) -> bool:
         """Return True if a bucket has an executable; with `at_once`, begin to compile it."""
         form, begins = tuple(bucket.items()), at_once or not traced.interprets
@@ -392,7 +392,7 @@ class ShapeStream:
         self,
         traced: Traced,
         need: Mapping[str, int],
-        prepared: Callable[[Mapping[str, int]], tuple[Call, tuple[Any, ...]]],
+        prepared: Callable[[Mapping[str, int]], tuple[CompiledCall, tuple[Any, ...]]],
     ) -> bool:
         """Return True if a bucket for a batch is being compiled; note the buckets that have executables by now."""
         waits = False
@@ -408,7 +408,7 @@ class ShapeStream:
         traced: Traced,
         bucket: Mapping[str, int],
         need: Mapping[str, int],
-        prepared: Callable[[Mapping[str, int]], tuple[Call, tuple[Any, ...]]],
+        prepared: Callable[[Mapping[str, int]], tuple[CompiledCall, tuple[Any, ...]]],
     ) -> Mapping[str, int] | None:
         """Return the compiled bucket in which a batch runs until its bucket is compiled, or None without any.
 
@@ -428,7 +428,7 @@ class ShapeStream:
             wanted, traced.waited[None] = traced.buckets.worth_most(need, traced.compiled | traced.begun), 0.0
         return wanted if self._is_compiled(traced, wanted, *prepared(wanted), at_once=True) else found
 
-    def _timed(self, traced: Traced, bucket: Mapping[str, int], call: Call, given: tuple[Any, ...]) -> Any:
+    def _timed(self, traced: Traced, bucket: Mapping[str, int], call: CompiledCall, given: tuple[Any, ...]) -> Any:
         """Run a bucket; the first runs are measured, if steps are interpreted until a bucket is compiled."""
         runs = traced.runs[tuple(bucket.items())]
         if len(runs) >= _TIMED or not traced.tracing:
@@ -438,7 +438,9 @@ class ShapeStream:
         runs.append(time.perf_counter() - start)
         return found
 
-    def _interpreted(self, traced: Traced, witness: Witness, call: Call, given: _Given) -> list[jax.Array] | None:
+    def _interpreted(
+        self, traced: Traced, witness: Witness, call: CompiledCall, given: _Given
+    ) -> list[jax.Array] | None:
         """Return the results of NumPy at true sizes; None for a segment that NumPy cannot interpret without padding."""
         if not traced.interprets:
             return None
@@ -448,20 +450,20 @@ class ShapeStream:
             listing = traced.listing(*witness)
             start = time.perf_counter()
             found = call.interpret(listing, (named, given.key))
-        except (NoRule, numpy_steps.NoRule):
+        except (NoRule, numpy_steps.NotInterpretable):
             traced.interprets = False
             return None
         traced.waited[None] += time.perf_counter() - start
         return found
 
-    def _call(self, traced: Traced, bucket: Mapping[str, int], witness: Witness) -> Call:
+    def _call(self, traced: Traced, bucket: Mapping[str, int], witness: Witness) -> CompiledCall:
         """Return the segment at the sizes of a bucket."""
         form = tuple(bucket.items())
         # One batch checks the samples of all buckets, so that it is traced once; a later process chooses the same.
         first = next(iter(traced.witnesses.values()), traced.witness or witness)
         witness = traced.witnesses.setdefault(form, first)
 
-        def made() -> Call:
+        def made() -> CompiledCall:
             evaluate = self._evaluation(traced, bucket, witness)
             return self._own().padded(evaluate, traced.identity(bucket, witness[0]), traced)
 

@@ -13,7 +13,7 @@ import numpy as np
 from jax.extend import core
 
 from jfluid.compile.numpy_steps.loop_buffers import in_place
-from jfluid.compile.numpy_steps.operation import Operation, execute, note_last_reads
+from jfluid.compile.numpy_steps.operation import NumpyOperation, execute, note_last_reads
 from jfluid.compile.rewrites.primitives import CALLS
 from jfluid.compile.runtime.lru_cache import LruCache
 from jfluid.compile.runtime.memory import size_of
@@ -36,7 +36,7 @@ _OF_KEYS = frozenset(
 )
 
 
-class NoRule(Exception):
+class NotInterpretable(Exception):
     """Error of an operation of a jaxpr that the interpreter cannot run."""
 
 
@@ -69,8 +69,8 @@ class _Divided(NamedTuple):
 
     start: list[Any]
     inputs: list[int]
-    once: list[Operation]
-    each: list[Operation]
+    once: list[NumpyOperation]
+    each: list[NumpyOperation]
     outputs: list[int]
     buffers: list[int]
 
@@ -85,7 +85,7 @@ class Listing:
     def __init__(self, closed: Any):
         jaxpr = closed.jaxpr
         if jaxpr.effects:
-            raise NoRule("it has effects")
+            raise NotInterpretable("it has effects")
         places: dict[Any, int] = {}
         self._start: list[Any] = []
 
@@ -103,7 +103,7 @@ class Listing:
             self._start[place(var)] = host_value(value)
         self._inputs = [place(var) for var in jaxpr.invars]
         self._operations = [
-            Operation(
+            NumpyOperation(
                 eqn.primitive.name,
                 _function_of(eqn),
                 [place(v) for v in eqn.invars],
@@ -125,7 +125,7 @@ class Listing:
         self._events, self._signs = np.array(events, np.int64).reshape(-1, 2).T
         self.most_bytes = self._most_bytes()
 
-    def _count_bytes(self, operation: Operation, name: str, results: Sequence[Any]) -> None:
+    def _count_bytes(self, operation: NumpyOperation, name: str, results: Sequence[Any]) -> None:
         if name not in _VIEWS:
             for at, aval in zip(operation.results, results):
                 self._bytes[at] = 0 if is_key(aval) else size_of(aval)
@@ -221,7 +221,7 @@ class Listing:
             self._halves[number, carried] = _Divided(start, self._inputs, once, each, outputs, buffers)
         return self._halves[number, carried]
 
-    def _inlined(self) -> tuple[list[Any], list[Operation], list[int]]:
+    def _inlined(self) -> tuple[list[Any], list[NumpyOperation], list[int]]:
         """Return the first values, the operations and the places of the results, with called operations in place."""
         start, operations = list(self._start), []
         same: dict[int, int] = {}  # places of a call's results: their places in the called listing
@@ -244,7 +244,7 @@ class Listing:
         return start, operations, [same.get(at, at) for at in self._outputs]
 
 
-def _zeros(start: Sequence[Any], operations: Sequence[Operation]) -> set[int]:
+def _zeros(start: Sequence[Any], operations: Sequence[NumpyOperation]) -> set[int]:
     """Return the places of arrays that operations make of the number zero."""
     return {
         operation.results[0]
@@ -259,12 +259,12 @@ def _function_of(eqn: Any) -> Callable[..., Any]:
     name = eqn.primitive.name
     keyed = any(is_key(v.aval) for v in (*eqn.invars, *eqn.outvars))
     if keyed and name not in _OF_KEYS and name not in CALLS:
-        raise NoRule(f"{name} has a random key")
+        raise NotInterpretable(f"{name} has a random key")
     for var in (*eqn.invars, *eqn.outvars):
         if not is_key(var.aval) and np.dtype(var.aval.dtype).kind not in "biufc":
-            raise NoRule(f"{name} has values of {var.aval.dtype}, which NumPy does not multiply")
+            raise NotInterpretable(f"{name} has values of {var.aval.dtype}, which NumPy does not multiply")
     if eqn.effects and not has_rule(eqn.primitive, eqn.params):
-        raise NoRule(f"{name} has effects")
+        raise NotInterpretable(f"{name} has effects")
     return _function(eqn.primitive, eqn.params, [v.aval for v in eqn.outvars])
 
 
@@ -335,9 +335,9 @@ def inner(closed: Any) -> "Listing":
 
 
 def bound(size: int) -> None:
-    """Raise NoRule if an operation would hold more than `MOST_BYTES`."""
+    """Raise NotInterpretable if an operation would hold more than `MOST_BYTES`."""
     if size > MOST_BYTES:
-        raise NoRule(f"it holds {size} bytes of intermediate results")
+        raise NotInterpretable(f"it holds {size} bytes of intermediate results")
 
 
 @functools.lru_cache(maxsize=512)

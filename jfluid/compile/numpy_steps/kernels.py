@@ -95,7 +95,7 @@ def _compiled(name: str, given: int, made: int, room: int) -> Any:
     geometry = np.zeros(len(kernel_registry.group_of(name).geometry), np.int32)
     arguments = [np.empty(room, np.float32)] * given, geometry
     device = jax.local_devices(backend="cpu")[0]
-    entry = executable_cache.Entry(folder, ("on_flat", name, given, made, room), [device], {})
+    entry = executable_cache.DiskEntry(folder, ("on_flat", name, given, made, room), [device], {})
     load_or_compile = entry.prepare(lambda: function.trace(*arguments), arguments)
     return load_or_compile() if load_or_compile else function
 

@@ -8,7 +8,7 @@ class Interrupted(Exception):
     """Signal that the interpreter was asked to stop."""
 
 
-class Operation(NamedTuple):
+class NumpyOperation(NamedTuple):
     """Equation with its rule, the places of operands and results, and the values that no later equation reads."""
 
     name: str  # of the primitive
@@ -19,7 +19,7 @@ class Operation(NamedTuple):
     last: list[int]
 
 
-def note_last_reads(operations: Sequence[Operation], made: set[int]) -> None:
+def note_last_reads(operations: Sequence[NumpyOperation], made: set[int]) -> None:
     """Note in each operation the values, among places of results to drop, that no later operation reads."""
     later = set[int]()
     for operation in reversed(operations):
@@ -28,7 +28,7 @@ def note_last_reads(operations: Sequence[Operation], made: set[int]) -> None:
         later |= touched
 
 
-def execute(operations: Sequence[Operation], held: list[Any], stop: Callable[[], bool] | None = None) -> None:
+def execute(operations: Sequence[NumpyOperation], held: list[Any], stop: Callable[[], bool] | None = None) -> None:
     """Run operations on the values at their places. Raises Interrupted once `stop` says so."""
     for _, run, operands, results, several, last in operations:
         if stop is not None and stop():
