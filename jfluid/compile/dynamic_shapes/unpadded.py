@@ -209,9 +209,9 @@ class Unpadded:
                 return functools.partial(_affine, slope, base, other)
         for one, other in itertools.combinations(self._varying(), 2):
             both = zip(samples, *(samples_of(dim, self._table.count) for dim in (one, other)), strict=True)
-            rest = {s - a - b for s, a, b in both}
-            if len(rest) == 1:
-                return functools.partial(_sum, rest.pop(), one, other)
+            constants = {s - a - b for s, a, b in both}
+            if len(constants) == 1:
+                return functools.partial(_sum, constants.pop(), one, other)
         return None
 
     def _fraction(self, samples: Sequence[float]) -> Callable[[Sizes], Any]:
