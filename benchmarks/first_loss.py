@@ -6,6 +6,11 @@ Each stream runs in processes of its own, Fluid and jfluid in turn; jfluid twice
 programs and again with the one that the first process left. Seconds count from the start of the process.
 Columns: to the first loss; steps 2 to N together; a later step (the mean of the last quarter, in
 milliseconds); compilations by XLA; peak memory. Lower is better in all.
+
+    python benchmarks/first_loss.py [STREAM ...] --exact [--steps N] [--rounds N]
+
+The cost of padding: processor milliseconds of a settled step at padded sizes, and of the same batches in executables
+of their exact shapes (`FLAGS_dynamic_shapes=0`), all compiled before; the ratio. Lower is better in all.
 """
 
 import argparse
@@ -64,9 +69,63 @@ def run_one(engine, stream, steps):
     print("FIGURES " + json.dumps(figures), flush=True)
 
 
-def measured(python, engine, stream, steps, cache):
+SETTLING = 100  # batches of a pass before the timed passes
+
+
+def run_settled(stream, steps):
+    """Run the batches of a stream until nothing is compiled for them, then time them; print a line of JSON."""
+    import threading
+
+    import numpy as np
+
+    fluid = importlib.import_module("jfluid")
+    compilations, made, own = count_compilations("jfluid"), [], np.random.RandomState
+
+    def noted(seed):
+        made.append(own(seed))
+        return made[-1]
+
+    np.random.RandomState = noted
+    step = streams()[stream](fluid, np)
+    np.random.RandomState = own
+    (random,) = made
+    start = random.get_state()
+
+    def run(count):
+        """Run the first batches; return the processor seconds, and the number of compilations."""
+        random.set_state(start)
+        before, began = len(compilations), time.process_time()
+        for at in range(count):
+            step(at)
+        spent = time.process_time() - began
+        for thread in threading.enumerate():
+            if thread.name == "jfluid-compile":
+                thread.join()
+        return spent, len(compilations) - before
+
+    padded = os.environ.get("FLAGS_dynamic_shapes") != "0"
+    run(max(steps, SETTLING) if padded else steps)
+    passes = [run(steps) for _ in range(4)]
+    quiet = [spent for spent, compiled in passes if not compiled]
+    figures = {"step_ms": 1000 * min(quiet) / steps if quiet else None, "compilations": len(compilations)}
+    print("FIGURES " + json.dumps(figures), flush=True)
+
+
+def compare_exact(stream, steps):
+    """Print the cost of padding of a stream."""
+    with tempfile.TemporaryDirectory() as cache:
+        flags = {"FLAGS_interpret_first_steps": "0"}  # a small step would be interpreted for hundreds of steps
+        padded = measured(sys.executable, "settled", stream, steps, cache, flags)
+        exact = measured(sys.executable, "settled", stream, steps, cache, flags | {"FLAGS_dynamic_shapes": "0"})
+    own, other = padded["step_ms"], exact["step_ms"]
+    ratio = own / other if own and other else float("nan")
+    counts = padded["compilations"], exact["compilations"]
+    print(f"{stream:14}{own or 0:12.2f}{other or 0:12.2f}{ratio:8.2f}{counts[0]:8}{counts[1]:8}", flush=True)
+
+
+def measured(python, engine, stream, steps, cache, flags=None):
     """The figures of a process that runs a stream."""
-    environment = os.environ | {"FLAGS_compilation_cache_dir": cache, "PYTHONWARNINGS": "ignore"}
+    environment = os.environ | {"FLAGS_compilation_cache_dir": cache, "PYTHONWARNINGS": "ignore"} | (flags or {})
     command = [python, HERE, "--one", engine, stream, "--steps", str(steps)]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
     for line in done.stdout.splitlines():
@@ -81,10 +140,20 @@ def main():
     parser.add_argument("--fluid", metavar="PYTHON", help="an interpreter with PaddlePaddle 1.8.5")
     parser.add_argument("--steps", type=int, default=100)
     parser.add_argument("--rounds", type=int, default=1)
+    parser.add_argument("--exact", action="store_true", help="the cost of padding beside exact shapes")
     parser.add_argument("--one", nargs=2, metavar=("ENGINE", "STREAM"), help=argparse.SUPPRESS)
     given = parser.parse_args()
     if given.one:
-        run_one(*given.one, given.steps)
+        engine, stream = given.one
+        if engine == "settled":
+            run_settled(stream, given.steps)
+        else:
+            run_one(engine, stream, given.steps)
+        return
+    if given.exact:
+        print(f"{'stream':14}{'padded, ms':>12}{'exact, ms':>12}{'ratio':>8}{'compiled':>16}", flush=True)
+        for stream in [*(given.streams or streams())] * given.rounds:
+            compare_exact(stream, given.steps)
         return
     columns = ("first", "rest", "later_ms", "compilations", "peak_mb", "finite")
     print(f"{'stream':14}{'engine':16}" + "".join(f"{name:>13}" for name in columns), flush=True)

@@ -6,9 +6,11 @@ import pytest
 import jfluid as fluid
 from jfluid import layers
 from jfluid.compile.dynamic_shapes.buckets import Buckets
+from jfluid.compile.dynamic_shapes.dims import NoRule
 from jfluid.compile.dynamic_shapes.segment import StreamSegment
 from jfluid.compile.dynamic_shapes.stream import ShapeStream
 from jfluid.compile.dynamic_shapes.traced import Traced
+from jfluid.compile.numpy_steps import beside
 from jfluid.compile.runtime import executables, library_fusions
 from tests.kept_steps import calls_of, finish, folder
 
@@ -31,15 +33,34 @@ def work(monkeypatch):
     )
 
 
-def losses(interpreted, sizes=SIZES):
-    """The losses of a model with dropout and drawn noise, for batches of sizes."""
+def sentences():
+    """The loss of a model with dropout and drawn noise."""
+    x = fluid.data("x", [None, None, 4])
+    noise = layers.gaussian_random_batch_size_like(x, [-1, 8])
+    hidden = layers.dropout(layers.fc(x, 8, num_flatten_dims=2, act="tanh"), 0.2)
+    return layers.mean(layers.square(layers.reduce_mean(hidden, dim=1) + noise))
+
+
+def images():
+    """The loss of a model with filters, which have another layout between steps; each row is a row of an image."""
+    x = layers.unsqueeze(fluid.data("x", [None, None, 4]), [1])
+    x = layers.conv2d(layers.conv2d(x, 6, 3, padding=1, act="relu"), 2, 3, padding=1)
+    return layers.mean(layers.square(layers.reduce_mean(x, dim=[2, 3]) - 0.5))
+
+
+def sorted_values():
+    """The loss of a model with a sort."""
+    x = fluid.data("x", [None, None, 4])
+    ordered, _ = layers.argsort(layers.fc(x, 8, num_flatten_dims=2), axis=1)
+    return layers.mean(layers.square(layers.reduce_mean(ordered, dim=1)))
+
+
+def losses(interpreted, sizes=SIZES, model=sentences):
+    """The losses of a model, for batches of sizes."""
     main, startup = fluid.Program(), fluid.Program()
     with fluid.program_guard(main, startup), fluid.unique_name.guard():
         main.random_seed = startup.random_seed = 5
-        x = fluid.data("x", [None, None, 4])
-        noise = layers.gaussian_random_batch_size_like(x, [-1, 8])
-        hidden = layers.dropout(layers.fc(x, 8, num_flatten_dims=2, act="tanh"), 0.2)
-        loss = layers.mean(layers.square(layers.reduce_mean(hidden, dim=1) + noise))
+        loss = model()
         fluid.optimizer.Adam(0.05).minimize(loss)
     old = fluid.get_flags("FLAGS_interpret_first_steps")
     fluid.set_flags({"FLAGS_interpret_first_steps": interpreted})
@@ -93,6 +114,34 @@ def test_a_second_start_runs_in_the_buckets_on_disk(folder, work, monkeypatch):
     found, _ = losses(True)
     np.testing.assert_allclose(found, expected, rtol=1e-4)
     assert not work  # not even for the first two shapes
+
+
+@pytest.mark.parametrize("model", [images, sorted_values])
+@pytest.mark.parametrize("padded", [False, True])
+def test_a_second_start_after_a_few_steps(model, padded, folder, work, monkeypatch):
+    """The history of a stream is written as soon as a compilation begins.
+
+    With `padded`, NumPy interprets no step at its true sizes.
+    """
+    monkeypatch.setattr(Traced, "pays", lambda self, waiting: waiting is None and bool(self._unpadded))
+    monkeypatch.setattr(beside, "_FIRST_CALL", 0)
+    monkeypatch.setattr(beside, "_PAYS", 0)
+    if padded:
+        monkeypatch.setattr(Traced, "listing", no_rule)
+    sizes = [(6, 9), (6, 12), (6, 11), (6, 8), (6, 10)]
+    first, _ = losses(True, sizes[: 3 if padded else 4], model)
+    assert ("interpret" in work) is not padded
+    assert any(path.name.startswith("sizes-") for path in folder.iterdir())
+    work.clear()
+    found, _ = losses(True, sizes, model)
+    assert not work
+    expected, _ = losses(False, sizes, model)
+    np.testing.assert_allclose(found, expected, rtol=1e-4)
+    np.testing.assert_allclose(first, expected[: len(first)], rtol=1e-4)
+
+
+def no_rule(self, batch, shapes):
+    raise NoRule("a step that NumPy cannot interpret")
 
 
 def buckets_of(sizes):

@@ -8,7 +8,11 @@ from types import MappingProxyType
 from jfluid.compile.dynamic_shapes.history import BucketsHistory, Sizes
 from jfluid.compile.runtime.padding import ladder
 
-_MOST = 9  # buckets of a stream
+MOST = 12  # executables of a stream: buckets of all traces, and exact shapes
+# A new bucket holds all known buckets once 6 are left. The last 3 are for sizes beyond all buckets: each has more room
+# than the bucket before, so that sizes may grow a thousandfold.
+_LEFT_WIDE, _LEFT_BEYOND = 6, 3
+_MOST_ROOM = 16  # most work of such a bucket, in times of the work without room
 _COARSE, _FINE = 2, 4  # sizes of an octave
 # Padded steps whose work is wasted until a finer bucket is compiled: compiling takes about as long.
 _PATIENCE = 16
@@ -30,7 +34,7 @@ class Buckets:
         work: returns the number of elements of the feeds at given sizes.
         unit: a divisor of each size.
         said: sizes that the user has given, the smallest first; a batch gets the smallest size that holds it.
-        others: returns the number of the stream's buckets for other symbols.
+        others: returns the number of the stream's executables for other symbols, and without padding.
     """
 
     def __init__(
@@ -51,9 +55,9 @@ class Buckets:
         return len(self._known)
 
     @property
-    def _are_all(self) -> bool:
-        """True if the stream has as many buckets as it may have."""
-        return len(self) + self._others() >= _MOST
+    def _left(self) -> int:
+        """Number of buckets that the stream may still get, without sizes that the user has given."""
+        return MOST + sum(map(len, self._said.values())) - len(self) - self._others()
 
     def history(self) -> BucketsHistory:
         """Return what further choices follow from."""
@@ -73,11 +77,13 @@ class Buckets:
         if best is None:
             return self._add(need)
         self._wasted += max(1 - self._work(fine) / max(self._work(best), 1), 0.0)
-        if self._wasted < _PATIENCE or self._are_all:
+        if self._wasted < _PATIENCE or self._left <= _LEFT_BEYOND:
             return best
         self._wasted = 0.0
-        finer = max(self._candidates(), key=self._saved)
-        if self._saved(finer) > 0:
+        known = [(dict(form), count) for form, count in self._came.items()]
+        saved = self._saved([(own, n, self._work(held)) for own, n in known if (held := self._best(own))])
+        finer = max(self._candidates(), key=saved)
+        if saved(finer) > 0:
             self._known.append(finer)
         return self._best(need) or best
 
@@ -97,15 +103,11 @@ class Buckets:
             least = [self._work(b) for b in there if self._fits(own, b)]
             costs.append((own, count, min([_INTERPRETED * self._work(own), *least])))
 
-        def saved(sizes: Sizes) -> float:
-            work = self._work(sizes)
-            return sum(n * (cost - work) for own, n, cost in costs if cost > work and self._fits(own, sizes))
-
         every = {n: max(own[n] for own, _, _ in costs) for n in need}
         given = {n: self._given(n, size) or size for n, size in need.items()}
         rounded = [self._rounded(sizes, _COARSE) for sizes in (every, given, *self._candidates())]
         once = [dict(form) for form in dict.fromkeys(tuple(sizes.items()) for sizes in rounded)]
-        return self.know(max((sizes for sizes in once if self._fits(given, sizes)), key=saved))
+        return self.know(max((sizes for sizes in once if self._fits(given, sizes)), key=self._saved(costs)))
 
     def know(self, sizes: Sizes) -> Sizes:
         """Add a bucket, unless it is known; return the bucket."""
@@ -131,11 +133,23 @@ class Buckets:
         return next(iter(self.holding(need)), None)
 
     def _add(self, need: Mapping[str, int]) -> Sizes:
-        sizes = self._rounded(need, _COARSE)
-        if self._are_all:  # the last bucket: it holds all that came, and more
-            sizes = self._rounded({n: max([s, *(b[n] for b in self._known)]) for n, s in need.items()}, 1)
-        self._known.append(sizes)
-        return sizes
+        """Add a coarse bucket for a batch; if few buckets are left, a bucket that holds all known buckets, and more."""
+        if self._left > _LEFT_WIDE:
+            return self.know(self._rounded(need, _COARSE))
+        times = max(_LEFT_BEYOND + 1 - max(self._left, 1), 0)
+        wide = [self._beyond(need, 1 << i) for i in range(times, -1, -1)]
+        most = _MOST_ROOM * self._work(wide[-1])
+        return self.know(next(sizes for sizes in wide if self._work(sizes) <= most))
+
+    def _beyond(self, need: Mapping[str, int], times: int) -> Sizes:
+        """Return sizes that hold a batch and all known buckets, with `times` the room in dimensions that grow."""
+        found = dict(need)
+        for n, size in need.items():
+            known = {b[n] for b in self._known} or {0}
+            grows = size > max(known) or (len(known) > 1 and (2 * size > max(known) or self._left <= 1))
+            if not self._given(n, size):
+                found[n] = max(times * size if grows else size, max(known))
+        return self._rounded(found, 1)
 
     def _count(self, fine: Sizes) -> None:
         form = tuple(fine.items())
@@ -149,15 +163,18 @@ class Buckets:
         joined = [{n: max(size, b[n]) for n, size in a.items()} for a, b in itertools.combinations(few, 2)]
         return [*map(dict, self._came), *joined]
 
-    def _saved(self, sizes: Sizes) -> int:
-        """Return how much less work the batches so far would have been with one more bucket."""
-        work, total = self._work(sizes), 0
-        for form, count in self._came.items():
-            need = dict(form)
-            best = self._best(need)
-            if best is not None and self._fits(need, sizes):
-                total += count * max(self._work(best) - work, 0)
-        return total
+    def _saved(self, costs: Sequence[tuple[Sizes, int, float]]) -> Callable[[Sizes], float]:
+        """Return a function of a bucket's sizes: the work that batches would save by the bucket.
+
+        Args:
+            costs: sizes, the number of batches of these sizes, and the work of one batch.
+        """
+
+        def saved(sizes: Sizes) -> float:
+            work = self._work(sizes)
+            return sum(n * (cost - work) for own, n, cost in costs if cost > work and self._fits(own, sizes))
+
+        return saved
 
     def _rounded(self, need: Mapping[str, int], rungs: int) -> Sizes:
         """Return the next sizes of a ladder that has `rungs` sizes an octave; sizes that the user has given stay."""

@@ -45,7 +45,18 @@ class ExactShapes:
             warn(self._because)
 
 
+def warn_of_many(count: int) -> None:
+    """Warn that a stream has as many executables as it may have, and more shapes come."""
+    warnings.warn(
+        f"this program has {count} executables for the shapes of its feeds. NumPy runs further shapes where it can, "
+        "slowly; elsewhere each is compiled. Pad batches to few shapes, or name the sizes in fluid.shape_buckets",
+        RuntimeWarning,
+        stacklevel=2,
+    )
+
+
 def warn(because: str) -> None:
+    """Warn that a program is compiled for each shape."""
     warnings.warn(
         f"this program is compiled anew for each new shape of its feeds: {because}. Pad batches to few shapes",
         RuntimeWarning,

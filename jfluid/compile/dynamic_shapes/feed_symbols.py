@@ -40,6 +40,7 @@ _SLIGHTLY = 3  # places, by which a size may be longer in two batches by chance
 # Batches may be so many times smaller or larger than those that have come: a segment is traced again beyond. Small
 # images do not hold the windows of some programs. Sentences may be shorter than images may be small.
 _MARGINS, _SHORTER = (4, 2), 16
+_GROWN = 16  # margin for sizes that have grown beyond an earlier trace
 SAMPLES = 3  # sizes of each symbol at which a segment is traced
 SMALLEST = 2  # programs treat a size of 1 differently: it is broadcast
 
@@ -104,6 +105,22 @@ class FeedSymbols:
         if any(size != found[dim.name] + dim.by for size, dim in longer):
             return None
         return found
+
+    def with_constants(self, sizes: Mapping[str, int]) -> "FeedSymbols":
+        """Return the symbols of batches in which some symbols have constant sizes of 0 or 1."""
+
+        def own(dim: FedDim) -> FedDim:
+            if isinstance(dim, int):
+                return dim
+            if isinstance(dim, Longer):
+                return sizes[dim.name] + dim.by if dim.name in sizes else dim
+            names = tuple(n for n in dim if n not in sizes)
+            product = math.prod(sizes.get(n, 1) for n in dim)
+            return names if names and product else product
+
+        names = tuple(n for n in self.names if n not in sizes)
+        low, high, unit = ({n: numbers[n] for n in names} for numbers in (self.low, self.high, self.unit))
+        return FeedSymbols(names, tuple(tuple(map(own, dims)) for dims in self.dims), low, high, unit)
 
     def dims_of(self, symbols: Mapping[str, Symbol]) -> list[tuple[Dim, ...]]:
         """Return the dimensions of each feed."""
@@ -193,7 +210,20 @@ def symbols_in(fed: Iterable[Sequence[Dim]]) -> list[Symbol]:
 
 def is_large(sizes: Mapping[str, int] | None) -> bool:
     """Return True if symbols can have these sizes: programs treat sizes of 0 and 1 differently."""
-    return sizes is not None and all(size >= SMALLEST for size in sizes.values())
+    return sizes is not None and not small_sizes(sizes)
+
+
+def small_sizes(sizes: Mapping[str, int]) -> dict[str, int]:
+    """Return the sizes of 0 and 1."""
+    return {name: size for name, size in sizes.items() if size < SMALLEST}
+
+
+def symbols_with(shapes: Sequence[Shapes], small: Mapping[str, int]) -> FeedSymbols | None:
+    """Return the symbols of observed batches that have these sizes of 0 and 1; None for too few batches.
+
+    Raises NoRule if ranks differ.
+    """
+    return FeedSymbols.of(shapes).with_constants(small) if small else symbols_of(shapes)
 
 
 def symbols_of(shapes: Iterable[Shapes]) -> FeedSymbols | None:
@@ -212,14 +242,19 @@ def symbols_of(shapes: Iterable[Shapes]) -> FeedSymbols | None:
 
 
 def ranges(symbols: FeedSymbols) -> Iterator[tuple[Mapping[str, int], Mapping[str, int]]]:
-    """Yield the least and the most sizes between which to trace: wide ranges first, then the sizes that have come."""
-    for margin in _MARGINS:
+    """Yield the least and the most sizes between which to trace.
+
+    Wide ranges come first, then the sizes that have come, then the range for sizes that have grown.
+    """
+    for margin in (*_MARGINS, None, _GROWN):
+        if margin is None:
+            yield symbols.low, symbols.high
+            continue
         below = {
-            name: _SHORTER if margin == _MARGINS[0] and unit == 1 else margin for name, unit in symbols.unit.items()
+            name: _SHORTER if margin >= _MARGINS[0] and unit == 1 else margin for name, unit in symbols.unit.items()
         }
         low = {name: max(SMALLEST, size // below[name]) for name, size in symbols.low.items()}
         yield low, {name: margin * size for name, size in symbols.high.items()}
-    yield symbols.low, symbols.high
 
 
 _Known = Mapping[tuple[int, ...], tuple[str, ...] | Longer]

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from jfluid.compile.dynamic_shapes.dims import NoRule
-from jfluid.compile.dynamic_shapes.feed_symbols import FeedSymbols, Sampled, Shapes, ranges, symbols_of
+from jfluid.compile.dynamic_shapes.feed_symbols import SMALLEST, FeedSymbols, Sampled, Shapes, ranges, symbols_with
 
 _MOST_SIZE = 1 << 40
 
@@ -42,6 +42,7 @@ class TracedHistory:
         buckets: history of the buckets.
         witnesses: sizes of each bucket that has run, with the shapes of its first batch.
         tracing: seconds of the traces; 0 where steps wait for their compilation.
+        small: constant sizes of 0 and 1 that all batches of the segment have.
     """
 
     observed: int
@@ -49,11 +50,12 @@ class TracedHistory:
     buckets: BucketsHistory
     witnesses: list[tuple[Sizes, Shapes]]
     tracing: float = 0.0
+    small: Sizes = field(default_factory=dict)
 
     def samples(self, observed: list[Shapes]) -> tuple[FeedSymbols, Mapping[str, int], Mapping[str, int]]:
         """Return the symbols of the segment, and the range of sizes in which the segment is traced."""
-        symbols = symbols_of(observed[: self.observed])
-        if symbols is None:
+        symbols = symbols_with(observed[: self.observed], self.small)
+        if symbols is None or not symbols.names:
             raise NoRule("too few shapes for symbols")
         return symbols, *list(ranges(symbols))[self.range]
 
@@ -63,6 +65,8 @@ class TracedHistory:
 
     def check(self, observed: list[Shapes]) -> None:
         """Raise ValueError for values that no traced segment of a stream with these observed shapes has."""
+        if not all(0 <= size < SMALLEST for size in self.small.values()):
+            raise ValueError("a constant size is neither 0 nor 1")
         try:
             symbols = Sampled(*self.samples(observed)).symbols
         except (NoRule, IndexError) as error:

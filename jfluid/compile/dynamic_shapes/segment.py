@@ -59,12 +59,15 @@ class StreamSegment(ABC):
             beside: further contents of the executable's file.
         """
 
-    def recorded_arguments(self, donated: tuple[Any, ...], kept: tuple[Any, ...]) -> dict[str, Any] | None:
-        """Return the arguments of a jaxpr of `recorded` by name; None if the jaxpr takes other layouts."""
+    def recorded_arguments(self, donated: tuple[Any, ...], kept: tuple[Any, ...]) -> dict[str, Any]:
+        """Return the arguments of a jaxpr of `recorded` by name, in the program's layout."""
         return self.by_name(donated, kept)
 
     def structured(self, arrays: Sequence[Any]) -> Sequence[Any]:
-        """Return the results of the segment from the arrays of a jaxpr of `recorded`: sparse rows are two arrays."""
+        """Return the results of the segment from the arrays of a jaxpr of `recorded`.
+
+        Sparse rows are two arrays; filters get their layout between steps.
+        """
         return arrays
 
     def by_name(self, donated: tuple[Any, ...], kept: tuple[Any, ...]) -> dict[str, Any]:

@@ -16,22 +16,17 @@ import numpy as np
 
 from jfluid import errors, known_sizes
 from jfluid.compile.dynamic_shapes import index_rules, loop_rules, rules, window_rules
-from jfluid.compile.dynamic_shapes.dims import (
-    Dim,
-    NoRule,
-    Sizes,
-    first_line,
-    is_constant,
-)
-from jfluid.compile.dynamic_shapes.exact_shapes import EXACT_FIRST, warn
+from jfluid.compile.dynamic_shapes.buckets import MOST
+from jfluid.compile.dynamic_shapes.dims import Dim, NoRule, Sizes, first_line, is_constant
+from jfluid.compile.dynamic_shapes.exact_shapes import EXACT_FIRST, warn, warn_of_many
 from jfluid.compile.dynamic_shapes.feed_symbols import (
     FeedSymbols,
     Shapes,
     filled_array,
-    is_large,
     padded_array,
     ranges,
-    symbols_of,
+    small_sizes,
+    symbols_with,
     trimmed_array,
 )
 from jfluid.compile.dynamic_shapes.history import Batch, StreamHistory, TracedHistory
@@ -45,7 +40,7 @@ from jfluid.ops.selected_rows import SelectedRows
 _RULES = (rules, index_rules, loop_rules, window_rules)  # their import registers the rules
 _MOST_OBSERVED = 64
 # How often a segment is traced for sizes that earlier traces do not hold for, and in vain.
-_MOST_TRACED, _MOST_REFUSED = 8, 2
+_MOST_TRACED, _MOST_REFUSED = 16, 2
 _TIMED = 3  # measured runs of a bucket, which steps wait for
 _NOT_LOWERED = "Cannot lower jaxpr"  # beginning of JAX's error for contradicting sizes
 _MOST_EXACT = 1024  # most remembered shapes without padding
@@ -116,7 +111,8 @@ class ShapeStream:
         self._earlier: list[StreamHistory] | None = None  # of earlier processes, once the file is read
         self._refused = ""  # reason for exact shapes
         self._refused_times = 0
-        self._warned = False
+        self._refused_small: list[dict[str, int]] = []  # sizes of 0 and 1 with which the segment cannot be padded
+        self._warned = self._warned_of_many = False
         self._pads = True  # until a feed is no dense array
 
     @property
@@ -216,7 +212,7 @@ class ShapeStream:
         recalled, self._recalled = self._recalled, []
         for own in recalled:
             symbols, low, high = own.samples(list(self._observed))
-            traced = self._traced(given, symbols, low, high, (own.observed, own.range))
+            traced = self._traced(given, symbols, low, high, (own.observed, own.range, own.small))
             traced.recall(own)
             if self._own().waits:
                 traced.compiled.update(traced.witnesses)
@@ -228,16 +224,29 @@ class ShapeStream:
         symbols: FeedSymbols,
         low: Mapping[str, int],
         high: Mapping[str, int],
-        origin: tuple[int, int],
+        origin: tuple[int, int, dict[str, int]],
     ) -> Traced:
         """Return the segment, to be traced at samples of symbols. Raises NoRule for samples that are alike."""
         record, said = self._record(given), symbols.said(self._names, self._said)
 
         def others() -> int:
-            return sum(len(t.buckets) for t in self._traces if t is not traced)
+            return self._exact_count() + sum(len(t.buckets) for t in self._traces if t is not traced)
 
         traced = Traced(symbols, low, high, record, said, origin, others)
         return traced
+
+    def _exact_count(self) -> int:
+        """Return the number of executables without padding."""
+        return len(self._exact) if self._own().waits else sum(self._exact.values())
+
+    def _has_room(self) -> bool:
+        """Return True if the stream may compile; warn once if it may not."""
+        count = self._exact_count() + sum(len(t.compiled | t.begun) for t in self._traces)
+        most = MOST + sum(len(sizes) for dims in self._said.values() for sizes in dims.values())
+        if count >= most and not self._warned_of_many:
+            self._warned_of_many = True
+            warn_of_many(count)
+        return count < most
 
     def _keep(self) -> None:
         """Write the history of this stream to its file, for later processes."""
@@ -286,18 +295,21 @@ class ShapeStream:
             return
         if self._is_given_up:
             return
-        self._traced_times += 1
         try:
-            symbols = symbols_of(self._observed)
-            if symbols is None or not all(is_large(symbols.sizes(own)) for own in batch):
-                self._traced_times -= 1
-                return
+            small = self._small(batch)
+            symbols = None if small is None else symbols_with(list(self._observed), small)
         except NoRule as error:
-            self._refused = self._reason(error)
+            self._traced_times, self._refused = self._traced_times + 1, self._reason(error)
             return
-        for number, (low, high) in enumerate(ranges(symbols)):
+        if small is None or symbols is None or not symbols.names:
+            return
+        self._traced_times += 1
+        several = list(enumerate(ranges(symbols)))
+        if not (traces and traces[-1].symbols.dims == symbols.dims):  # other sizes vary; sizes have not just grown
+            several.pop()
+        for number, (low, high) in [*several[3:], *several[:3]]:
             try:
-                traced = self._traced(given, symbols, low, high, (len(self._observed), number))
+                traced = self._traced(given, symbols, low, high, (len(self._observed), number, small))
             except NoRule as error:
                 self._refused = self._reason(error)
                 continue
@@ -308,7 +320,21 @@ class ShapeStream:
             self._traces = [*(t for t in traces if t.has_executables), traced]
             traced.waited[None] = sum(t.waited[None] for t in traces if not t.has_executables)
             yield traced, sizes, False
-        self._refused_times, self._traces = self._refused_times + 1, traces
+        self._traces = traces
+        if small:
+            self._refused_small.append(small)
+        else:
+            self._refused_times += 1
+
+    def _small(self, batch: Batch) -> dict[str, int] | None:
+        """Return the sizes of 0 and 1 of a batch, which programs treat differently; None if the batch runs exactly.
+
+        Raises NoRule if ranks differ.
+        """
+        symbols = FeedSymbols.of(list(self._observed))
+        sizes = [symbols.sizes(own) for own in batch]
+        each = [None if own is None else small_sizes(own) for own in sizes]
+        return each[0] if all(own == each[0] for own in each) and each[0] not in self._refused_small else None
 
     def _lengths_vary(self) -> bool:
         """Return True if there are arguments of varying size, and all of these have varied."""
@@ -341,6 +367,8 @@ class ShapeStream:
                     bucket, (call, arguments) = cover, prepared(cover)
                 elif found := self._interpreted(traced, witness, call, given):
                     return tuple(self._own().structured(found)), ()
+                else:  # the history of the stream has the bucket, which the call compiles
+                    self._is_compiled(traced, bucket, call, arguments)
             results, flags = self._timed(traced, bucket, call, arguments)
         except NoRule:
             traced.executables.pop(tuple(bucket.items()), None)
@@ -363,6 +391,8 @@ class ShapeStream:
     ) -> bool:
         """Return True if a bucket has an executable; with `at_once`, begin to compile it."""
         form, begins = tuple(bucket.items()), at_once or not traced.interprets
+        if (begins or self._own().waits) and form not in traced.compiled | traced.begun and not self._has_room():
+            begins = not traced.interprets
         if form not in traced.compiled and call.begin(given, at_once=begins):
             traced.compiled.add(form)
         elif begins and form not in traced.begun:
@@ -428,9 +458,9 @@ class ShapeStream:
         self, traced: Traced, witness: Witness, call: CompiledCall, given: _Given
     ) -> list[jax.Array] | None:
         """Return the results of NumPy at true sizes; None for a segment that NumPy cannot interpret without padding."""
-        named = self._own().recorded_arguments(given.donated, given.kept) if traced.interprets else None
-        if named is None:
+        if not traced.interprets:
             return None
+        named = self._own().recorded_arguments(given.donated, given.kept)
         start = time.perf_counter()
         try:
             listing = traced.listing(*witness)
@@ -512,6 +542,8 @@ class ShapeStream:
     def _run_exactly(self, batch: Batch) -> None:
         """Note that a shape is compiled as it is; warn of the third one that cannot be padded."""
         self._exact[batch] = False
+        if self._is_given_up and not self._refused:
+            self._refused = "the sizes of the feeds follow no rule that lasts"
         if len(self._exact) > _MOST_EXACT:
             del self._exact[next(iter(self._exact))]
         if self._refused and len(self._exact) > EXACT_FIRST and not self._warned:

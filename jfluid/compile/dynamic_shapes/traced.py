@@ -14,6 +14,7 @@ from jfluid.compile.dynamic_shapes.buckets import Buckets, Form
 from jfluid.compile.dynamic_shapes.dims import Dim, Sizes, Table, constant, is_constant
 from jfluid.compile.dynamic_shapes.feed_symbols import SAMPLES, FeedSymbols, Sampled, Shapes, symbols_in
 from jfluid.compile.dynamic_shapes.history import Batch, TracedHistory
+from jfluid.compile.dynamic_shapes.history import Sizes as HistorySizes
 from jfluid.compile.dynamic_shapes.interpreter import Interpreter, Padded, compare
 from jfluid.compile.dynamic_shapes.unpadded import Unpadded
 from jfluid.compile.numpy_steps.interpreter import Listing
@@ -49,8 +50,9 @@ class Traced(Sampled):
         low, high: sizes of each symbol between which the segment runs.
         record: returns the jaxpr of the segment for shapes of the feeds.
         said: sizes of symbols that the user has given.
-        origin: number of the observed shapes that the symbols follow from, and of the range of sizes.
-        others: returns the number of the stream's buckets for other symbols.
+        origin: number of the observed shapes that the symbols follow from, number of the range of sizes, and constant
+            sizes of 0 and 1.
+        others: returns the number of the stream's executables for other symbols, and without padding.
 
     Attributes:
         compiled: sizes of the buckets that have executables, or that steps wait for.
@@ -68,7 +70,7 @@ class Traced(Sampled):
         high: Mapping[str, int],
         record: Record,
         said: Mapping[str, Sequence[int]],
-        origin: tuple[int, int],
+        origin: tuple[int, int, HistorySizes],
         others: Callable[[], int] = int,
     ):
         super().__init__(symbols, low, high)
@@ -136,7 +138,8 @@ class Traced(Sampled):
         """Return what the choice of further buckets, and the executables of buckets, follow from."""
         there = self.compiled | self.begun | self.stored
         witnesses = [(dict(form), shapes) for form, (_, shapes) in self.witnesses.items() if form in there]
-        return TracedHistory(*self._origin, self.buckets.history(), witnesses, self.tracing)
+        observed, number, small = self._origin
+        return TracedHistory(observed, number, self.buckets.history(), witnesses, self.tracing, small)
 
     def recall(self, history: TracedHistory) -> None:
         """Choose buckets as after the batches of an earlier process."""

@@ -2,10 +2,11 @@
 
 NumPy runs the listing while the step has no executable for a bucket. Only the operations that depend on the sizes are
 made anew for a batch. Sizes and numbers of the trace that differ by sample follow from the sizes of the feeds: a known
-dimension, a multiple of a dimension plus a constant, or a form such as one over a dimension.
+dimension, a multiple of a dimension or a sum of two dimensions plus a constant, or a form such as one over a dimension.
 """
 
 import functools
+import itertools
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -200,7 +201,7 @@ class Unpadded:
         return self._memo[key]
 
     def _whole(self, samples: Sequence[int]) -> _Form:
-        """Return the form of an integer: a dimension, or a multiple of a dimension plus a constant."""
+        """Return the form of an integer: a dimension, or a multiple of a dimension or a sum of two plus a constant."""
         dim = self._table.find(tuple(samples))
         if dim is not None:
             return lambda sizes: int(sizes.true(dim))
@@ -210,6 +211,11 @@ class Unpadded:
             base = samples[0] - slope * own[0]
             if not rest and all(slope * n + base == s for n, s in zip(own, samples, strict=True)):
                 return functools.partial(_affine, slope, base, other)
+        for one, other in itertools.combinations(self._varying(), 2):
+            both = zip(samples, *(samples_of(dim, self._table.count) for dim in (one, other)), strict=True)
+            constants = {s - a - b for s, a, b in both}
+            if len(constants) == 1:
+                return functools.partial(_sum, constants.pop(), one, other)
         return None
 
     def _fraction(self, samples: Sequence[float]) -> Callable[[Sizes], Any]:
@@ -232,6 +238,10 @@ def _at(form: _Form, value: Any, sizes: Sizes) -> Any:
 
 def _affine(slope: int, base: int, dim: Dim, sizes: Sizes) -> int:
     return slope * int(sizes.true(dim)) + base
+
+
+def _sum(base: int, one: Dim, other: Dim, sizes: Sizes) -> int:
+    return int(sizes.true(one)) + int(sizes.true(other)) + base
 
 
 def _scaled(ratio: float, form: Callable[[Any], Any], dim: Dim, sizes: Sizes) -> float:

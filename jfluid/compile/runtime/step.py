@@ -17,9 +17,11 @@ from jfluid.compile.dynamic_shapes.traced import CompiledCall
 from jfluid.compile.lowering import scalars
 from jfluid.compile.lowering.lower import Known
 from jfluid.compile.lowering.plan import Plan, with_host_loop
+from jfluid.compile.rewrites.traced_value import inverse
 from jfluid.compile.runtime import memory, slots
 from jfluid.compile.runtime.executable_cache import DiskEntry, JoinedTraceResults, TraceResults
 from jfluid.compile.runtime.executables import Executables
+from jfluid.compile.runtime.filter_layouts import turned
 from jfluid.compile.runtime.host import Host
 from jfluid.compile.runtime.placement import Function, Placement
 from jfluid.compile.runtime.refused import refuses
@@ -125,14 +127,17 @@ class CompiledSegment(StreamSegment):
         assert self._padder is not None  # a stream asks
         return self._padder.recorded(self.at, dict(values), shapes, key, self.gives)
 
-    def recorded_arguments(self, donated: tuple[Any, ...], kept: tuple[Any, ...]) -> dict[str, Any] | None:
+    def recorded_arguments(self, donated: tuple[Any, ...], kept: tuple[Any, ...]) -> dict[str, Any]:
         """See `StreamSegment.recorded_arguments`."""
-        return None if self._placement.held else self.by_name(donated, kept)
+        orders = {n: inverse(order) for n, order in self._placement.held.items()}
+        named = self.by_name(donated, kept)
+        return {n: np.asarray(v).transpose(orders[n]) if n in orders else v for n, v in named.items()}
 
     def structured(self, arrays: Sequence[Any]) -> Sequence[Any]:
         """See `StreamSegment.structured`."""
         assert self._padder is not None  # a stream asks
-        return self._padder.structured(self.at, arrays)
+        held, found = self._placement.held, self._padder.structured(self.at, arrays)
+        return [turned(v, held[n]) if n in held else v for n, v in zip(self.gives, found, strict=True)]
 
     def entry_of(self, identity: Sequence[Any], beside: TraceResults | None = None) -> DiskEntry | None:
         """See `StreamSegment.entry_of`."""
