@@ -211,11 +211,14 @@ def symbols_of(shapes: Iterable[Shapes]) -> FeedSymbols | None:
 
 def ranges(symbols: FeedSymbols) -> Iterator[tuple[Mapping[str, int], Mapping[str, int]]]:
     """Yield the least and the most sizes between which to trace: wide ranges first, then the sizes that have come."""
+    rows = {own[0][0] for own in symbols.dims if own and isinstance(own[0], tuple) and len(own[0]) == 1}
     for margin in _MARGINS:
-        below = {
-            name: _SHORTER if margin == _MARGINS[0] and unit == 1 else margin for name, unit in symbols.unit.items()
-        }
-        low = {name: max(SMALLEST, size // below[name]) for name, size in symbols.low.items()}
+        low = {}
+        for name, size in symbols.low.items():
+            below = margin
+            if margin == _MARGINS[0] and symbols.unit[name] == 1:
+                below = size if name in rows else _SHORTER  # the last batch may have any number of examples
+            low[name] = max(SMALLEST, size // below // 2 * 2)  # even: the highest sample is odd
         yield low, {name: margin * size for name, size in symbols.high.items()}
     yield symbols.low, symbols.high
 

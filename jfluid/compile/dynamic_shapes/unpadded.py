@@ -16,6 +16,7 @@ from jax.extend import core
 from jfluid.compile.dynamic_shapes.dims import Dim, NoRule, Sizes, Table, is_constant, samples_of
 from jfluid.compile.dynamic_shapes.interpreter import FLOATS, SHORT, compare, rounded
 from jfluid.compile.numpy_steps.interpreter import Listing, has_rule, inner
+from jfluid.compile.numpy_steps.operation import Result
 from jfluid.compile.rewrites.primitives import CALLS
 
 # Returns a value for sizes; None for a value that is the same at all samples.
@@ -81,7 +82,7 @@ class Unpadded:
             )
         )
 
-    def _equation(self, equations: Sequence[Any]) -> Callable[[Sizes], tuple[Any, Any, list[Any]]] | None:
+    def _equation(self, equations: Sequence[Any]) -> Callable[[Sizes], tuple[Any, Any, list[Result]]] | None:
         """Return a function of the sizes that returns an equation's primitive, parameters and types of results."""
         first = equations[0]
         avals = [self._aval([v.aval for v in own]) for own in zip(*(e.outvars for e in equations), strict=True)]
@@ -89,14 +90,14 @@ class Unpadded:
         names = first.params if called is None else [called]
         found = {name: self._form([e.params[name] for e in equations]) for name in names}
         params = [(name, form) for name, form in found.items() if form is not None]
-        types = [v.aval for v in first.outvars]
+        types = [Result.of(getattr(v.aval, "shape", ()), getattr(v.aval, "dtype", None)) for v in first.outvars]
         if not params and all(form is None for form in avals):
             return None
         changed = {name: first.params[name] for name, _ in params}
         if not has_rule(first.primitive, first.params) and list(core.jaxprs_in_params(changed)):
             raise NoRule(f"{first.primitive.name} calls operations that differ with the sizes")
 
-        def at(sizes: Sizes) -> tuple[Any, Any, list[Any]]:
+        def at(sizes: Sizes) -> tuple[Any, Any, list[Result]]:
             results = [_at(form, aval, sizes) for form, aval in zip(avals, types)]
             return first.primitive, first.params | {name: form(sizes) for name, form in params}, results
 
@@ -117,8 +118,13 @@ class Unpadded:
 
     def _aval(self, avals: Sequence[Any]) -> _Form:
         """Return the form of the type of a result."""
-        shape = self._form([getattr(a, "shape", ()) for a in avals])
-        return None if shape is None else functools.partial(_resized, avals[0], shape)
+        shapes, dtype = [getattr(a, "shape", ()) for a in avals], getattr(avals[0], "dtype", None)
+        shape, key = self._form(shapes), (Result, dtype, *shapes)
+        if shape is None:
+            return None
+        if key not in self._memo:
+            self._memo[key] = _Latest(lambda sizes: Result.of(shape(sizes), dtype))
+        return self._memo[key]
 
     def _constant(self, samples: Sequence[Any]) -> _Form:
         """Return the form of a constant of the trace."""
@@ -232,10 +238,6 @@ def _affine(slope: int, base: int, dim: Dim, sizes: Sizes) -> int:
 
 def _scaled(ratio: float, form: Callable[[Any], Any], dim: Dim, sizes: Sizes) -> float:
     return ratio * float(form(np.float64(sizes.true(dim))))
-
-
-def _resized(aval: Any, shape: Callable[[Sizes], tuple[int, ...]], sizes: Sizes) -> Any:
-    return aval.update(shape=shape(sizes))
 
 
 def _literal(form: Callable[[Sizes], Any], dtype: Any, sizes: Sizes) -> Any:

@@ -13,10 +13,9 @@ import numpy as np
 from jax.extend import core
 
 from jfluid.compile.numpy_steps.loop_buffers import in_place
-from jfluid.compile.numpy_steps.operation import Operation, execute, note_last_reads
+from jfluid.compile.numpy_steps.operation import Operation, Result, execute, note_last_reads
 from jfluid.compile.rewrites.primitives import CALLS
 from jfluid.compile.runtime.lru_cache import LruCache
-from jfluid.compile.runtime.memory import size_of
 
 # `(parameters of the operation, its operands) -> its result`, or a list of results.
 Rule = Callable[..., Any]
@@ -118,17 +117,17 @@ class Listing:
         note_last_reads(self._operations, made - set(self._outputs))
         self._bytes = np.zeros(len(self._start), np.int64)  # of the results that are no views, by place
         for equation, operation in zip(jaxpr.eqns, self._operations):
-            self._count_bytes(operation, equation.primitive.name, [v.aval for v in equation.outvars])
+            self._count_bytes(operation, equation.primitive.name, _results_of(equation))
         # The places of results in the order in which these are made (1) and dropped (-1).
         events = [(at, by) for own in self._operations for by, ats in ((1, own.results), (-1, own.last)) for at in ats]
         self._halves: dict[tuple[int, int], _Divided] = {}
         self._events, self._signs = np.array(events, np.int64).reshape(-1, 2).T
         self.most_bytes = self._most_bytes()
 
-    def _count_bytes(self, operation: Operation, name: str, results: Sequence[Any]) -> None:
+    def _count_bytes(self, operation: Operation, name: str, results: Sequence[Result]) -> None:
         if name not in _VIEWS:
-            for at, aval in zip(operation.results, results):
-                self._bytes[at] = 0 if is_key(aval) else size_of(aval)
+            for at, result in zip(operation.results, results):
+                self._bytes[at] = result.bytes
 
     def _most_bytes(self) -> int:
         return int(np.cumsum(self._bytes[self._events] * self._signs).max(initial=0))
@@ -137,7 +136,9 @@ class Listing:
         """Return the places of the operands of an operation, by its number; with None of the results of the listing."""
         return self._outputs if number is None else self._operations[number].operands
 
-    def changed(self, start: Mapping[int, Any], operations: Mapping[int, tuple[Any, Any, Sequence[Any]]]) -> "Listing":
+    def changed(
+        self, start: Mapping[int, Any], operations: Mapping[int, tuple[Any, Any, Sequence[Result]]]
+    ) -> "Listing":
         """Return the listing for other sizes.
 
         Args:
@@ -153,7 +154,7 @@ class Listing:
             operation = self._operations[number]
             named = primitive.name in CALLS and not isinstance(operation.run, Listing)
             run = operation.run if named else _function(primitive, params, results)
-            found._operations[number] = operation._replace(run=run)
+            found._operations[number] = Operation(operation.name, run, *operation[2:])  # faster than `_replace`
             found._count_bytes(operation, primitive.name, results)
         found.most_bytes = found._most_bytes()
         return found
@@ -265,7 +266,11 @@ def _function_of(eqn: Any) -> Callable[..., Any]:
             raise NoRule(f"{name} has values of {var.aval.dtype}, which NumPy does not multiply")
     if eqn.effects and not has_rule(eqn.primitive, eqn.params):
         raise NoRule(f"{name} has effects")
-    return _function(eqn.primitive, eqn.params, [v.aval for v in eqn.outvars])
+    return _function(eqn.primitive, eqn.params, _results_of(eqn))
+
+
+def _results_of(eqn: Any) -> list[Result]:
+    return [Result.of(getattr(v.aval, "shape", ()), getattr(v.aval, "dtype", None)) for v in eqn.outvars]
 
 
 def _rule_name(primitive: Any, params: Mapping[str, Any]) -> str:
@@ -279,7 +284,7 @@ def has_rule(primitive: Any, params: Mapping[str, Any]) -> bool:
     return name in PLAIN or name in RULES or name in CALLS
 
 
-def _function(primitive: Any, params: Mapping[str, Any], results: Sequence[Any]) -> Callable[..., Any]:
+def _function(primitive: Any, params: Mapping[str, Any], results: Sequence[Result]) -> Callable[..., Any]:
     name = _rule_name(primitive, params)
     if name in PLAIN:
         return PLAIN[name]
