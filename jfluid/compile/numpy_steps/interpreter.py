@@ -323,7 +323,7 @@ def is_key(aval: Any) -> bool:
 
 def host_value(value: Any) -> Any:
     """Return an array as a NumPy array: of a random key its numbers."""
-    if isinstance(value, jax.Array) and jax.numpy.issubdtype(value.dtype, jax.dtypes.prng_key):
+    if isinstance(value, jax.Array) and is_key(value):
         return np.asarray(jax.random.key_data(value))
     return np.asarray(value)
 
