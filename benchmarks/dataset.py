@@ -76,14 +76,14 @@ def read(engine, paths):
 
 def parser_speed(paths):
     """Megabytes a second of the parser, on blocks of the size that producers read."""
-    from jfluid.dataset.multislot import Parser, Slot
+    from jfluid.dataset.multislot import DatasetSlot, Parser
     from jfluid.dataset.reader_threads import ShellCommands
     from jfluid.dataset.text_files import FileSource
 
     slots = [
-        Slot("dense", True, (13,)),
-        *(Slot("C%d" % i, False) for i in range(SLOTS)),
-        Slot("label", False, (1,)),
+        DatasetSlot("dense", True, (13,)),
+        *(DatasetSlot("C%d" % i, False) for i in range(SLOTS)),
+        DatasetSlot("label", False, (1,)),
     ]
     parser, best = Parser(slots), 0.0
     blocks = [block.copy() for path in paths for block in FileSource().blocks(path, ShellCommands())]

@@ -9,14 +9,14 @@ from jfluid.ir.graph import Graph
 from jfluid.ir.operator import OpRole
 from jfluid.ir.program import Program
 from jfluid.parallel import notices
-from jfluid.parallel.data_parallel import DataParallel
+from jfluid.parallel.data_parallel import DataParallelProgram
 from jfluid.parallel.passes import PassBuilder
 
 __all__ = ["BuildStrategy", "CompiledProgram", "ExecutionStrategy"]
 
 
 Kind = TypeVar("Kind")
-# By the class of a config: what makes of it that which runs its model (`jfluid.compat.inference`).
+# Predictor factories by the class of the config (`jfluid.compat.inference`).
 MODELS: dict[type, Callable[[Any], Any]] = {}
 
 
@@ -63,14 +63,14 @@ class BuildStrategy(_Settings):
             once; on GPUs and in several processes a replica has all parameters, and updates and keeps only its share of
             the state.
         gradient_scale_strategy: the gradient of the loss begins with 1/replicas (`CoeffNumDevice`), with 1 (`One`), or
-            with what is fed for it (`Customized`).
+            with a fed value (`Customized`).
         sync_batch_norm: batch_norm takes its statistics over all replicas.
         fuse_all_reduce_ops: between processes sum gradients in few large calls, not one for each. Within one XLA
             combines the sums in either case.
         debug_graphviz_path: write a drawing of the program that each replica runs, in Graphviz DOT.
-        num_trainers, trainer_id, trainers_endpoints: processes that train together, this one's place among them, and
-            where they are ("ip:port" each; by default what DistributeTranspiler.transpile was given, then what
-            PADDLE_TRAINER_ENDPOINTS says).
+        num_trainers, trainer_id, trainers_endpoints: the number of processes that train together, the place of this
+            process, and the addresses of all ("ip:port" each; by default the argument of
+            DistributeTranspiler.transpile, then PADDLE_TRAINER_ENDPOINTS).
 
     Without effect, because XLA does it for every program: enable_auto_fusion,
     fuse_all_optimizer_ops, fuse_bn_act_ops, fuse_elewise_add_act_ops, fuse_relu_depthwise_conv,
@@ -80,8 +80,8 @@ class BuildStrategy(_Settings):
     enable_backward_optimizer_op_deps, is_distribution. NCCL chooses rings and trees by itself:
     nccl_comm_num, use_hierarchical_allreduce, hierarchical_allreduce_inter_nranks.
 
-    async_mode is what trainers of parameter servers set: their replicas step together all the same,
-    and bring their gradients together before these go out. For other programs it is an error.
+    Trainers of parameter servers set async_mode: replicas still step together, and sum gradients
+    before sending. For all further programs async_mode is an error.
 
     Raises ProgramError when a field is set that Fluid does not have.
     """
@@ -191,8 +191,8 @@ class CompiledProgram:
             raise TypeError(f"CompiledProgram: expected a Program, found {type(program_or_graph).__name__}")
         self._program = program_or_graph
         self._build_strategy = _checked(build_strategy, BuildStrategy)
-        self._parallel: DataParallel | None = None
-        self._predictor: Any = None  # what runs the model of a config, in place of the program
+        self._parallel: DataParallelProgram | None = None
+        self._predictor: Any = None  # runs the model of a config, in place of the program
         self._compiled_for: tuple[Any, Any] | None = None  # a scope and a place
 
     def with_data_parallel(
@@ -207,23 +207,23 @@ class CompiledProgram:
 
         Args:
             loss_name: the loss of a program that trains. Replicas' gradients are added up; with N
-                of them each begins with 1/N (see `BuildStrategy.gradient_scale_strategy`). None for
+                replicas each begins with 1/N (see `BuildStrategy.gradient_scale_strategy`). None for
                 a program that only predicts.
             build_strategy: settings; those given to the constructor by default.
-            exec_strategy: settings of how it is run.
+            exec_strategy: settings of the execution.
             share_vars_from: a program with data parallelism that has run and whose variables this
                 one uses. All programs of a scope use the same variables here, so that this only has
                 to be one.
             places: the devices, such as `fluid.cpu_places(4)` or `fluid.cuda_places()`. By default
-                all GPUs (or those of CUDA_VISIBLE_DEVICES) for an Executor on a GPU, else as many
-                CPU devices as the variable CPU_NUM says.
+                all GPUs (or the GPUs in CUDA_VISIBLE_DEVICES) for an Executor on a GPU, otherwise
+                CPU_NUM CPU devices.
 
         Returns:
             This program.
 
         Raises:
             ProgramError: it has data parallelism already, or `loss_name` is no variable of it.
-            TypeError: an argument of another type.
+            TypeError: an argument of a wrong type.
         """
         if self._parallel is not None or self._predictor is not None:
             has = "data parallelism" if self._parallel is not None else "a model"
@@ -253,7 +253,7 @@ class CompiledProgram:
                 f"num_iteration_per_run: expected 1 or more, found {execution.num_iteration_per_run}"
             )
         notices.bound_threads(execution)
-        self._parallel = DataParallel(self._program, build, execution, places)
+        self._parallel = DataParallelProgram(self._program, build, execution, places)
         return self
 
     def _with_inference_optimize(self, config: Any) -> "CompiledProgram":
@@ -298,7 +298,7 @@ class CompiledProgram:
         return self._program
 
 
-def resolved(program: Any) -> tuple[Program, DataParallel | None]:
+def resolved(program: Any) -> tuple[Program, DataParallelProgram | None]:
     """Return (the Program to run, its data parallelism or None) of the `program` argument of `run`.
 
     Raises TypeError for anything else than a Program or CompiledProgram.

@@ -30,7 +30,7 @@ from jfluid.feeding.reader_feeds import ReaderFeeds
 from jfluid.ir.operator import Operator
 from jfluid.ir.program import Program
 from jfluid.ops.collective import process_group
-from jfluid.parallel.data_parallel import DataParallel
+from jfluid.parallel.data_parallel import DataParallelProgram
 from jfluid.parallel.pipeline import PipelineStep, placement_of
 from jfluid.places import CUDAPlace
 from jfluid.scope import Scope
@@ -47,10 +47,10 @@ class Prepared:
     Attributes:
         program: the program after pruning and without its reader operators.
         step: the compiled step.
-        feeds: checked arrays by name; with data parallelism a list of them, one for each replica.
+        feeds: checked arrays by name; with data parallelism a list with a dict for each replica.
         divided: whether replicas have parts of the batch.
         repeats: how often a run of the program repeats the step (`num_iteration_per_run`).
-        entered: the feeds are as the step's placement takes them, padded.
+        entered: True if the feeds are padded and placed for the step.
         retyped: the program computes in dtypes of its feed, which its variables do not declare.
     """
 
@@ -80,7 +80,9 @@ class Prepared:
 class Runner:
     """Runs programs that work together with other processes through parameter servers."""
 
-    def run(self, feed: Any, fetches: list[str], scope: Scope, parallel: DataParallel | None = None) -> list[Fetched]:
+    def run(
+        self, feed: Any, fetches: list[str], scope: Scope, parallel: DataParallelProgram | None = None
+    ) -> list[Fetched]:
         """Run the program on the devices of `parallel`, once or as often as its settings say.
 
         Raises UnsupportedError if there is nothing to divide among devices.
@@ -100,7 +102,7 @@ class Runner:
         """Return a context that yields the servers' latest numbers, by name, for a display of progress."""
         return nullcontext(dict)
 
-    def prefetch(self, batches: Iterable[Any], parallel: DataParallel | None = None) -> Iterable[Any]:
+    def prefetch(self, batches: Iterable[Any], parallel: DataParallelProgram | None = None) -> Iterable[Any]:
         """Return the batches in order, while rows for the next ones are pulled from servers ahead of time."""
         return batches
 
@@ -150,7 +152,7 @@ class Engine:
         self._retyped.clear()
         self.fast_paths.clear()
 
-    def start(self, parallel: DataParallel) -> None:
+    def start(self, parallel: DataParallelProgram) -> None:
         """Find the devices of a program's replicas, once. Raises PlaceError."""
         if not parallel.devices:
             parallel.start(isinstance(self.place, CUDAPlace))
@@ -176,7 +178,7 @@ class Engine:
         feed: Any,
         fetches: list[str],
         scope: Scope,
-        parallel: DataParallel | None = None,
+        parallel: DataParallelProgram | None = None,
         sizes: SizeHistories | None = None,
     ) -> list[Fetched]:
         """Prepare and run a program once. Arguments are the arguments of `prepare`."""
@@ -190,7 +192,7 @@ class Engine:
         program: Program,
         feed: Any,
         fetches: list[str],
-        parallel: DataParallel | None = None,
+        parallel: DataParallelProgram | None = None,
         targets: Sequence[Any] | None = None,
         waits: bool = False,
         sizes: SizeHistories | None = None,
@@ -202,12 +204,12 @@ class Engine:
                 `Owned` one is not copied.
             fetches: names.
             parallel: the program's data parallelism.
-            targets: names and operators; operators that they do not need are left out.
-            waits: the caller waits for the fetches before anybody changes the feed.
+            targets: names and operators; operators that no target needs are left out.
+            waits: True if the caller waits for the fetches before the feed changes.
             sizes: histories of padded sizes, for jobs whose results must be the same bits after a restart; the step
                 then waits for each compilation.
 
-            Raises what `Executor.run` raises before it runs.
+            Raises the errors of `Executor.run` before the run.
         """
         program.refuse_acting()
         owned = isinstance(feed, Owned)
@@ -321,7 +323,7 @@ class Engine:
         key = program.identity, *sorted(dtypes.items())
         return self._retyped.get_or_make(key, lambda: computing_in(program, dtypes))
 
-    def _on_its_devices(self, parallel: DataParallel, program: Program) -> DataParallel:
+    def _on_its_devices(self, parallel: DataParallelProgram, program: Program) -> DataParallelProgram:
         """Return the data parallelism of a program on the devices of another program's replicas."""
         self.start(parallel)
         return parallel.other(program)
@@ -330,9 +332,9 @@ class Engine:
         self,
         program: Program,
         feed: Any,
-        parallel: DataParallel | None,
+        parallel: DataParallelProgram | None,
         targets: Sequence[Any] | None,
-    ) -> tuple[Program, Any, DataParallel | None]:
+    ) -> tuple[Program, Any, DataParallelProgram | None]:
         """Return the program without reader operators and unneeded operators, its feed, and its data parallelism."""
         if parallel is not None:
             self.start(parallel)

@@ -25,7 +25,7 @@ class Executor:
         place: `CPUPlace()`, `CUDAPlace(i)`; by default the first GPU that JAX sees, else the CPU.
 
     Attributes:
-        engine: what compiles and runs the programs.
+        engine: compiles and runs the programs.
 
     Raises PlaceError for a device that the machine does not have.
     """
@@ -61,19 +61,19 @@ class Executor:
         Args:
             program: a Program or CompiledProgram; the default main program when None.
             feed: arrays or LoDTensors by name, of the dtypes of the variables. Data parallelism
-                divides them among the replicas by rows (or sequences); a list holds a dict for each.
-                A program that reads from a reader takes the next batch from there instead. One with
-                a model of its own (`CompiledProgram._with_inference_optimize`) takes PaddleTensors.
+                divides a dict among the replicas by rows (or sequences); a list has a dict for each replica.
+                A program that reads from a reader takes the next batch of the reader instead. A program
+                of `CompiledProgram._with_inference_optimize` takes PaddleTensors.
             fetch_list: variables or names whose values to return.
             feed_var_name, fetch_var_name, use_program_cache: no effect: there are no holder
                 variables, and compiled programs are always kept.
             scope: where parameters live; the global scope when None.
-            return_numpy: return NumPy arrays, of which those of one element convert to numbers as
-                they did with earlier NumPy (see FetchedArray); else LoDTensors that stay on the
+            return_numpy: return NumPy arrays; an array of one element converts to a number as
+                with earlier NumPy (see FetchedArray). Otherwise return LoDTensors that stay on the
                 device.
-            return_merged: join the values of replicas row by row; else each fetch is a list of
-                them. A single device has one value of each fetch.
-            use_prune: leave out what the fetches do not need, updates of parameters included.
+            return_merged: join the values of replicas row by row; otherwise each fetch is a list of
+                the replicas' values. A single device has one value of each fetch.
+            use_prune: leave out operators that no fetch needs, updates of parameters included.
 
         Raises:
             FeedError, FetchError: a name, rank, shape or dtype is wrong, or a feed is missing.
@@ -142,7 +142,7 @@ class Executor:
         A CompiledProgram is changed in place.
 
         Args:
-            feed: a dict, or a list of dicts, whose names are fed.
+            feed: a dict or a list of dicts; its names are fed.
             fetch_list: Variables or names.
             optimize_ops: the operators of updates; none stands for all of the program.
 
@@ -176,24 +176,24 @@ class Executor:
     ) -> None:
         """Run a program once for each batch of a dataset, while threads read the next ones.
 
-        One worker trains, whatever `thread` says: the results are those of one of Fluid's threads.
-        Fluid's workers update the same parameters without waiting (Hogwild), which was not faster
-        than one worker, whose steps use all processors (docs/performance.md).
+        One worker trains, independent of `thread`. Results equal the results of Fluid with one thread.
+        Fluid's workers update the same parameters without waiting (Hogwild). That was not faster
+        than one worker with steps on all processors (docs/performance.md).
 
         Args:
             program: a Program or CompiledProgram; the default main program when None.
             dataset: made by `DatasetFactory().create_dataset`.
             scope: where parameters live; the global scope when None.
-            thread: threads that read the files of a QueueDataset ahead; 0 for as many as
-                `dataset.set_thread` says. One thread makes the batches of an InMemoryDataset.
+            thread: number of threads that read the files of a QueueDataset ahead; 0 for the number
+                given to `dataset.set_thread`. One thread makes the batches of an InMemoryDataset.
             debug: print the time of the epoch, and how much of it went by waiting for data.
             fetch_list, fetch_info: variables to print, and a text in front of each; their names
                 when None.
             print_period: steps between two prints.
             fetch_handler: a FetchHandler.
 
-        Raises DataError for a wrong file, line or pipe command, after the steps before it, and what
-        `run` raises.
+        Raises DataError for a wrong file, line or pipe command, after the steps before it, and the errors
+        of `run`.
         """
         from jfluid.dataset.training import Printed, run_dataset  # it takes numba
 

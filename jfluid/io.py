@@ -82,8 +82,8 @@ def save_persistables(
     """Save all variables that outlive a run (parameters, running statistics, optimizer state), as `save_vars` does.
 
     For a trainer's program (see DistributeTranspiler) this is
-    `jfluid.distributed.checkpoint.save_persistables`, which gets from the servers what they hold;
-    then it raises UnsupportedError for one file for all.
+    `jfluid.distributed.checkpoint.save_persistables`, which gets the servers' values;
+    then a single file for all variables raises UnsupportedError.
     """
     program = program_of(main_program)
     if not works_with_servers(program):
@@ -106,11 +106,11 @@ def load_persistables(
 ) -> None:
     """Load all variables that outlive a run (parameters, running statistics, optimizer state), as `load_vars` does.
 
-    A variable of which `dirname` has a folder is a distributed table whose rows parameter servers
-    have saved: it becomes an ordinary one of its declared height. What an optimizer keeps for such
-    rows is not loaded, and a program that trains the table misses its file.
+    If `dirname` has a folder of a variable's name, the variable is a distributed table with rows that parameter
+    servers saved: it becomes an ordinary table of its declared height. Optimizer state of the rows is not
+    loaded, and a program that trains the table misses its file.
 
-    Raises UnsupportedError for a trainer's program, whose variables parameter servers hold.
+    Raises UnsupportedError for a trainer's program: parameter servers hold its variables.
     """
     program = program_of(main_program)
     if works_with_servers(program):
@@ -146,8 +146,8 @@ def save_inference_model(
 
     For arguments, result and errors see `jfluid.files.inference_model.save_inference_model`.
     For a trainer's program (see DistributeTranspiler) this is
-    `jfluid.distributed.checkpoint.save_inference_model`, which gets from the servers what they
-    hold; then it raises UnsupportedError where filenames are given.
+    `jfluid.distributed.checkpoint.save_inference_model`, which gets the servers' values; then
+    names of files raise UnsupportedError.
     """
     program = program_of(main_program)
     if not works_with_servers(program):

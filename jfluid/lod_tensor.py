@@ -55,12 +55,25 @@ _PRINTED_TYPES = {
 def _levels(lod: Sequence[Sequence[int] | np.ndarray[Any, Any]]) -> list[np.ndarray]:
     """Return copies of offsets. Raises ProgramError for anything but lists of integers."""
     try:
-        levels = [np.array(level, np.int64) for level in lod]
-    except (TypeError, ValueError, OverflowError) as error:
+        levels = [_integers(np.array(level)) for level in lod]
+    except (TypeError, ValueError) as error:
         raise errors.ProgramError(f"lod: expected a list of integers for each level: {error}") from None
     if any(level.ndim != 1 for level in levels):
         raise errors.ProgramError(f"lod: expected a list of integers for each level, found {list(lod)}")
     return levels
+
+
+def _integers(level: np.ndarray) -> np.ndarray:
+    """Return a level as int64. Raises ValueError for texts, and for numbers that int64 does not hold exactly."""
+    if level.dtype == np.int64:
+        return level
+    if level.dtype.kind not in "iubf":
+        raise ValueError(f"found {level.tolist()}")
+    with np.errstate(invalid="ignore"):  # NaN and numbers beyond int64 are refused below
+        found = level.astype(np.int64)
+    if wrong := level[found != level].tolist():
+        raise ValueError(f"found {wrong[0]}")
+    return found
 
 
 def _longest(levels: Sequence[np.ndarray]) -> int:

@@ -169,7 +169,7 @@ def scaled_dot_product_attention(
     if not queries.dtype == keys.dtype == values.dtype:
         raise errors.DtypeError(
             f"scaled_dot_product_attention: queries of {queries.dtype.name}, keys of {keys.dtype.name} and values of "
-            f"{values.dtype.name} need one dtype; cast them with layers.cast"
+            f"{values.dtype.name} need one dtype; cast the tensors with layers.cast"
         )
     if queries.shape[-1] != keys.shape[-1] or keys.shape[-2] != values.shape[-2]:
         raise errors.ShapeError(

@@ -192,7 +192,7 @@ class Progress:
     def step(self, examples: int, **metrics: Any) -> None:
         """Report one finished step over `examples` examples.
 
-        Metrics such as `loss` are numbers or arrays of one element; an array of another size raises
+        Metrics such as `loss` are numbers or arrays of one element; an array of a different size raises
         ValueError. They are read only when shown, a few times a second, so passing an array that is
         still being computed does not slow the loop.
         """

@@ -166,3 +166,9 @@ def test_functions_are_short():
                 if body and body[-1].end_lineno - body[0].lineno >= 60:
                     long.setdefault(str(path.relative_to(PACKAGE)), []).append(node.name)
     assert long == {}
+
+
+def test_files_are_short():
+    for folder, most in ((PACKAGE, 600), (stated_names.ROOT / "tests", 700)):
+        lines = {path: len(path.read_text().splitlines()) for path in folder.rglob("*.py")}
+        assert {str(path): number for path, number in lines.items() if number > most} == {}

@@ -1,8 +1,7 @@
 """Functions that Numba compiles, and keeps on the disk as pickles and machine code.
 
-Numba keeps them beside their source, which is as trusted as that; or, where it cannot write there, in
-a folder of the user (or NUMBA_CACHE_DIR), from which they are read only if nobody else can have put
-them there.
+Numba keeps the files beside the source, which is as trusted as the source. If it cannot write there, it uses a
+folder of the user (or NUMBA_CACHE_DIR); files of such a folder are read only if no other user can write to it.
 """
 
 import functools
@@ -22,7 +21,7 @@ def kernel(**options: Any) -> Callable[[Callable[..., Any]], Callable[..., Any]]
     """Return a decorator that compiles a function, which runs without the interpreter's lock.
 
     Args:
-        options: of numba.njit, beside those of its cache.
+        options: options of numba.njit, beside the options of its cache.
     """
 
     def compiled(function: Callable[..., Any]) -> Callable[..., Any]:

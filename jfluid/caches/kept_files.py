@@ -23,9 +23,9 @@ from jfluid.security import private_files
 
 _DIRECTORY = "FLAGS_compilation_cache_dir"
 _MOST_BYTES = "FLAGS_compilation_cache_max_bytes"
-_WORTH_KEEPING = 0.3  # seconds of compilation, of what is traced in each process
-_KINDS = ("step-", "after-", "shapes-", "functions-", "sizes-")  # how names of these files begin
-_OF_JAX = ("-cache", "-atime")  # how those of JAX's files end
+_WORTH_KEEPING = 0.3  # seconds of compilation of a function that each process traces
+_KINDS = ("step-", "after-", "shapes-", "functions-", "sizes-")  # prefixes of the names of these files
+_OF_JAX = ("-cache", "-atime")  # suffixes of the names of JAX's files
 
 
 def folder() -> Path | None:
@@ -96,7 +96,7 @@ def read(path: Path) -> bytes | None:
         with private_files.open_trusted(_trusted(path.parent) / path.name) as file:
             content = file.read()
             with contextlib.suppress(OSError):  # of root, or not writable
-                os.utime(file.fileno())  # what is read stays
+                os.utime(file.fileno())  # recently read files stay
     except errors.NotPrivateError as error:
         _pass_over(str(error))
         return None
@@ -109,8 +109,8 @@ def read(path: Path) -> bytes | None:
 def write(path: Path, content: bytes, most: int) -> None:
     """Write a file, if it can be.
 
-    Of those with the same beginning of their names, up to a "-", the `most` that were written or read last
-    stay, and of all files so many as FLAGS_compilation_cache_max_bytes has room for.
+    Of files with the same prefix, up to a "-", the `most` that were written or read last stay, and of all files
+    the latest within FLAGS_compilation_cache_max_bytes.
     """
     assert path.name.startswith(_KINDS), path.name
     packed = zlib.compress(content, 1)

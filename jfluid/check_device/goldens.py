@@ -17,7 +17,7 @@ from jfluid.check_device.report import Row, compared
 
 SECTION, EAGER = "programs", "imperative mode"
 CHECKOUT = Path(jfluid.__file__).parents[1]
-_TOLERANCE = 1e-3  # of losses: sums of products in another order, for 20 steps
+_TOLERANCE = 1e-3  # of losses: sums of products in a different order, for 20 steps
 _QUICK = ("fit_a_line", "digits_conv", "word2vec")
 _QUICK_EAGER = ("digits", "word2vec")
 _QUICK_STEPS = 5

@@ -176,7 +176,7 @@ def _paired(
     prepared: list[Any],
     steps: int,
 ) -> tuple[float, float, float]:
-    """Milliseconds of each, one step in turn, and the median ratio of the pairs."""
+    """Return the milliseconds a step of both functions, run in turn, and the median ratio of the pairs."""
     runs, batches = (ours, theirs), (feeds, prepared)
     took: tuple[list[float], list[float]] = ([], [])
     for step in range(WARM + steps):

@@ -44,7 +44,7 @@ def main(arguments: Sequence[str]) -> int:
 
 def _run(diagnosis: Diagnosis, options: argparse.Namespace) -> int:
     """Run the one script, and report both; returns the exit code, 3 where it did not run."""
-    limits = trial.Limits(options.steps, options.seconds, options.memory)
+    limits = trial.TrialLimits(options.steps, options.seconds, options.memory)
     try:
         outcome = trial.run(options.paths[0], options.arguments, limits)
     except errors.DataError as error:
@@ -96,7 +96,7 @@ def arguments_parser() -> argparse.ArgumentParser:
         action="store_true",
         help="with --fix-python2: write it, and keep the old scripts",
     )
-    limits = trial.Limits()
+    limits = trial.TrialLimits()
     parser.add_argument(
         "--run",
         action="store_true",

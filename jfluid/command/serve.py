@@ -18,7 +18,7 @@ from jfluid.exports.model import LoadedModel
 from jfluid.host import collector
 from jfluid.places import CPUPlace, CUDAPlace
 from jfluid.printable import printable
-from jfluid.serving.requests import Limits
+from jfluid.serving.requests import RequestLimits
 
 _INTERPRETS = "FLAGS_interpret_first_steps"
 
@@ -66,7 +66,7 @@ def serve(folders: Mapping[str, str], listening: socket.socket, options: argpars
     """Serve models on a socket that listens."""
     from jfluid.serving.application import server
     from jfluid.serving.models import Models
-    from jfluid.serving.service import Resources, Service
+    from jfluid.serving.service import ModelService, Resources
 
     # batches have few sizes, which are compiled at the start
     warnings.filterwarnings("ignore", "this program is compiled anew for each new shape", RuntimeWarning)
@@ -76,7 +76,7 @@ def serve(folders: Mapping[str, str], listening: socket.socket, options: argpars
         access.addHandler(handler)
         access.setLevel(logging.INFO)
         access.propagate = False
-    limits = Limits(
+    limits = RequestLimits(
         options.max_bytes,
         options.max_rows,
         options.max_elements,
@@ -87,11 +87,11 @@ def serve(folders: Mapping[str, str], listening: socket.socket, options: argpars
     place = CPUPlace() if options.gpu is None else CUDAPlace(options.gpu)
     resources = Resources(limits)
 
-    def load(folder: str, name: str, version: str) -> Service:
+    def load(folder: str, name: str, version: str) -> ModelService:
         files = options.model_filename, options.params_filename
         model = LoadedModel(folder, *files, place, options.allow, options.servers)
         delay = options.max_delay / 1000
-        return Service(model, options.max_batch, delay, resources, name, version, options.warm_up_length)
+        return ModelService(model, options.max_batch, delay, resources, name, version, options.warm_up_length)
 
     models = Models(folders, load, resources, collector.settle)
     host, port = listening.getsockname()[:2]
@@ -175,7 +175,7 @@ def arguments_parser() -> argparse.ArgumentParser:
         default="127.0.0.1",
         help="address of the server (default %(default)s: clients of this machine only; the server has no login)",
     )
-    defaults = Limits()
+    defaults = RequestLimits()
     for name, type_, default, text in (
         ("--max-batch", positive, 64, "maximum rows of a batch"),
         ("--max-delay", seconds, 2.0, "maximum ms that the first request of a batch waits for further requests"),

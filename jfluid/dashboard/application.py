@@ -255,7 +255,7 @@ async def _events(runs: Runs, since: int) -> AsyncIterator[str]:
 
 def server(runs: Runs, listening: socket.socket, access: Access | None) -> uvicorn.Server:
     """Return the server of the page; `run(sockets=[...])` runs it until the process is told to end."""
-    return http_connections.Server(
+    return http_connections.HttpServer(
         http_connections.configured(
             application(runs, access, listening.getsockname()[1]),
             _MOST_CONNECTIONS,

@@ -7,7 +7,7 @@ from google.protobuf import text_format
 
 from jfluid import errors
 from jfluid.dataset import data_feed_pb2 as proto
-from jfluid.dataset.multislot import Slot
+from jfluid.dataset.multislot import DatasetSlot
 from jfluid.files.storage import bounded_reader
 
 
@@ -69,7 +69,7 @@ def positive(what: str, value: int) -> int:
     return value
 
 
-def text_of(feed: str, batch_size: int, slots: Sequence[Slot], pipe_command: str) -> str:
+def text_of(feed: str, batch_size: int, slots: Sequence[DatasetSlot], pipe_command: str) -> str:
     """Return the prototxt of a dataset."""
     desc = proto.DataFeedDesc(name=feed, batch_size=batch_size, pipe_command=pipe_command)
     for slot in slots:

@@ -11,7 +11,7 @@ from jfluid import errors
 from jfluid.dataset import exchange, shuffle
 from jfluid.dataset.data_feed_desc import positive, text_of
 from jfluid.dataset.memory_budget import MemoryBudget
-from jfluid.dataset.multislot import Parser, Records, Slot, joined, no_records
+from jfluid.dataset.multislot import DatasetSlot, Parser, Records, joined, no_records
 from jfluid.dataset.reader_threads import BadLines, ReaderThreads, batches_of, records_of
 from jfluid.dataset.text_files import FileSource, ShellCommands
 from jfluid.ir.types import VarType
@@ -26,7 +26,7 @@ class DatasetFactory:
     def create_dataset(self, datafeed_class: str = "QueueDataset") -> "DatasetBase":
         """Return a new dataset: "QueueDataset" or "InMemoryDataset".
 
-        Raises ValueError for another name.
+        Raises ValueError for a different name.
         """
         classes = {"QueueDataset": QueueDataset, "InMemoryDataset": InMemoryDataset}
         if datafeed_class in ("BoxPSDataset", "PaddleBoxDataFeed", "FileInstantDataset"):
@@ -45,7 +45,7 @@ class DatasetBase:
     _feed = ""
 
     def __init__(self) -> None:
-        self._slots: list[Slot] = []
+        self._slots: list[DatasetSlot] = []
         self._files: list[str] | None = None
         self._batch_size, self._threads = 1, 1
         self._source, self._bad = FileSource(), BadLines()
@@ -58,7 +58,7 @@ class DatasetBase:
         number of values may differ from record to record, with 0 it is that of the shape behind the
         first dimension.
 
-        Raises DataError for a variable of another dtype, level or shape.
+        Raises DataError for a variable of a different dtype, level or shape.
         """
         slots = [_slot_of(var) for var in var_list]
         names = [s.name for s in slots]
@@ -314,7 +314,7 @@ class InMemoryDataset(DatasetBase):
                 import warnings
 
                 warnings.warn(
-                    f"global_shuffle: {dropped} records dropped whose id has not {self._merge_size} of them",
+                    f"global_shuffle: {dropped} records dropped: their id has not {self._merge_size} records",
                     RuntimeWarning,
                     stacklevel=2,
                 )
@@ -489,7 +489,7 @@ class _Loading:
         return joined(parts) if parts else no_records(self._slots)
 
 
-def _slot_of(var: Variable) -> Slot:
+def _slot_of(var: Variable) -> DatasetSlot:
     if var.dtype not in (VarType.INT64, VarType.FP32):
         raise errors.DataError(f"set_use_var: {var.name}: expected dtype int64 or float32, found {var.dtype.name}")
     shape = tuple(var.shape[1:])
@@ -503,7 +503,7 @@ def _slot_of(var: Variable) -> Slot:
             f"set_use_var: {var.name}: a dense slot must know all dimensions but the first, found shape "
             f"{list(var.shape)}"
         )
-    return Slot(var.name, var.dtype == VarType.FP32, shape if var.lod_level == 0 else None)
+    return DatasetSlot(var.name, var.dtype == VarType.FP32, shape if var.lod_level == 0 else None)
 
 
 def _box_only(name: str, value: Any) -> None:

@@ -19,7 +19,7 @@ import numpy as np
 
 from jfluid import errors, flags, processes
 from jfluid.dataset import record_encoding
-from jfluid.dataset.multislot import Records, Slot, joined, no_records
+from jfluid.dataset.multislot import DatasetSlot, Records, joined, no_records
 from jfluid.dataset.shuffle import taken
 from jfluid.security import sockets
 from jfluid.security.secret import job_secret
@@ -40,7 +40,7 @@ Share = Iterable[bytes]
 
 def shuffled(
     records: Records,
-    slots: Sequence[Slot],
+    slots: Sequence[DatasetSlot],
     tagged: bool,
     fleet: Any,
     draw: np.random.Generator,

@@ -63,7 +63,7 @@ LONGEST_TAG = 24  # bytes of an id; a line has 8 at least
 
 
 @dataclass(frozen=True)
-class Slot:
+class DatasetSlot:
     """Slot of a line.
 
     Attributes:
@@ -420,7 +420,7 @@ class Parser:
             slot has nothing else.
     """
 
-    def __init__(self, slots: Sequence[Slot], tags: int = 0, drop_zeros: bool = False):
+    def __init__(self, slots: Sequence[DatasetSlot], tags: int = 0, drop_zeros: bool = False):
         self.slots, self.tags, self.drop_zeros = list(slots), tags, drop_zeros
         self._decimals = np.array([s.decimal for s in slots], np.bool_)
         self._sizes = np.array([s.size for s in slots], np.int64)
@@ -538,7 +538,7 @@ class Parser:
                 )
         return feed
 
-    def _filled(self, slot: Slot, values: Any, counts: Any) -> Any:
+    def _filled(self, slot: DatasetSlot, values: Any, counts: Any) -> Any:
         """Return the rows [n, ...] that values fill. Remaining values are dropped, as in Fluid."""
         assert slot.shape is not None
         if len(values) != len(counts) * slot.size and (counts % slot.size).any():

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from jfluid import errors
-from jfluid.dataset.multislot import LONGEST_TAG, Records, Slot
+from jfluid.dataset.multislot import LONGEST_TAG, DatasetSlot, Records
 
 _MAGIC = b"JFR1"
 _HEADER = struct.Struct("<4sIQQI")  # magic, slots, n, m, width
@@ -31,7 +31,7 @@ def encode(records: Records) -> bytes:
     return b"".join(parts)
 
 
-def decode(data: bytes, slots: Sequence[Slot], tagged: bool) -> Records:
+def decode(data: bytes, slots: Sequence[DatasetSlot], tagged: bool) -> Records:
     """Return the records in `data`, of a dataset with these slots; `tagged` records have ids.
 
     Takes memory in proportion to the data. Raises MessageError for invalid data: each count and
@@ -60,13 +60,11 @@ def _sizes(data: bytes, slots: int, tagged: bool) -> tuple[int, int, int]:
         )
     size = _HEADER.size + 4 * count * slots + 8 * values + width * count
     if size != len(data):
-        raise errors.MessageError(
-            f"records: expected {size} bytes for {count} of them with {values} values, found {len(data)}"
-        )
+        raise errors.MessageError(f"expected {size} bytes for {count} records with {values} values, found {len(data)}")
     return count, values, width
 
 
-def _check_counts(counts: np.ndarray, values: int, slots: Sequence[Slot]) -> None:
+def _check_counts(counts: np.ndarray, values: int, slots: Sequence[DatasetSlot]) -> None:
     for i, slot in enumerate(slots):
         least, most = int(counts[:, i].min()), int(counts[:, i].max())
         low, high = (1, values) if slot.used else (0, 0)

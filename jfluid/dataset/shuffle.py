@@ -60,7 +60,7 @@ def merged_by_tag(records: Records, dense: Any, size: int) -> tuple[Records, int
     `dense` is bool [slots]. Ids without exactly `size` records are left out (0: none is). Returns the records, in the
     order of the first occurrence of the ids, and the number of dropped records.
 
-    Ids with another number of records than `size` are left out (0: none is). Returns the records,
+    Ids with a different number of records than `size` are left out (0: none is). Returns the records,
     in the order in which the ids first occur, and how many were left out.
     """
     _, first, group, number = np.unique(records.tags, return_index=True, return_inverse=True, return_counts=True)

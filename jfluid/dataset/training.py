@@ -14,7 +14,7 @@ from jfluid.engine import Engine, Owned, Runner
 from jfluid.fetch_handler import FetchHandler, Watch
 from jfluid.ir.program import Program
 from jfluid.lod_tensor import LoDTensor
-from jfluid.parallel.data_parallel import DataParallel
+from jfluid.parallel.data_parallel import DataParallelProgram
 from jfluid.progress import Progress
 from jfluid.record.phases import PHASES
 from jfluid.scope import Scope
@@ -29,7 +29,7 @@ class Printed:
         period: steps between two prints.
         time: print the time of the epoch at its end.
 
-    Raises FetchError for anything else in `fetch_list`, and for another number of texts; DataError
+    Raises FetchError for anything else in `fetch_list`, and for a different number of texts; DataError
     for a period below 1.
     """
 
@@ -54,7 +54,7 @@ class Printed:
 def run_dataset(
     engine: Engine,
     program: Program,
-    parallel: DataParallel | None,
+    parallel: DataParallelProgram | None,
     dataset: Any,
     scope: Scope,
     thread: int,

@@ -25,8 +25,8 @@
 | | `checkpoint` | variables of servers, saved as a whole and loaded by any number of servers |
 | | `saving_operators` | programs of `checkpoint_notify` and `recv_save` |
 
-`runner` is the only door: an Engine asks it what to do with each program. `rounds` tells a trainer
-that is started again where to go on; `skip_trained` has `train_from_dataset` go on there.
+`runner` is the only entry: an Engine asks it for the Runner of each program. `rounds` tells a restarted trainer
+its next round; with `skip_trained`, `train_from_dataset` continues there.
 """
 
 from jfluid import errors
@@ -73,7 +73,7 @@ def rounds(program: Program) -> int:
     Args:
         program: a trainer's: its main program, or its startup program.
 
-    Raises ProgramError for another program, ServerError when a server does not answer.
+    Raises ProgramError for a different program, ServerError when a server does not answer.
     """
     return _connection(program, "rounds").rounds
 
@@ -83,7 +83,7 @@ def skip_trained(program: Program) -> int:
 
     The batches may be of several epochs. The dataset has to give the same batches in the same order again.
 
-    Raises ProgramError for another program, ServerError when a server does not answer.
+    Raises ProgramError for a different program, ServerError when a server does not answer.
     """
     connection = _connection(program, "skip_trained")
     connection.batches_to_skip = connection.rounds

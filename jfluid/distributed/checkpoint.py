@@ -1,10 +1,10 @@
 """Saving and loading the variables that parameter servers hold.
 
-A folder of `save_persistables` has a file for each variable of the program before it was divided,
-by its name and in Fluid's format, the whole of it whichever servers have its pieces:
-`fluid.io.load_persistables` reads it, and so do as many or other servers. Only the rows of
-distributed tables, which no process needs to hold, are written by the servers themselves, each its
-own, while they serve: in a folder with the table's name, which has to be the same for all servers.
+A folder of `save_persistables` has a file for each variable of the program before its division, by the
+variable's name and in Fluid's format, with the pieces of all servers. `fluid.io.load_persistables` reads the
+folder, and any number of servers does. Only the rows of distributed tables are written by the servers, while
+they serve, since no process needs to hold a whole table: each server writes its rows into a folder with the
+table's name, which has to be the same for all servers.
 """
 
 import logging
@@ -41,11 +41,11 @@ _LOG = logging.getLogger(__name__)
 def save_persistables(executor: HasEngine, dirname: str, main_program: Program) -> None:
     """Save all persistable variables, with the parameters, optimizer states and step counts that servers hold.
 
-    In synchronous training the servers stand still while a trainer saves between two of its steps;
-    else each variable is as it is when it is asked for.
+    In synchronous training the servers stand still while a trainer saves between two steps;
+    otherwise each variable has its value at the moment of its call.
 
     Args:
-        executor: a trainer's; what servers do not hold comes from the global scope.
+        executor: an Executor of a trainer; variables that no server holds come from the global scope.
         dirname: the folder, made if need be; an absolute path for servers on other machines, that
             is the same folder for all, where the program has distributed tables.
         main_program: a trainer's program, that `DistributeTranspiler.get_trainer_program` returned,
@@ -91,21 +91,20 @@ def save_inference_model(
         executor, dirname, feeded_var_names, target_vars, export_for_deployment: as of
             `fluid.io.save_inference_model`.
         main_program: a trainer's program.
-        origin_program: what to save; by default the trainer's program as it was before it was
-            divided.
+        origin_program: the program to save; by default the trainer's program before the division.
         program_only: leave the parameters out: `save_persistables` into the same folder has all that
             a model with `pserver_endpoints` needs, however large its tables are.
 
     Returns:
         Names of the targets in the saved program.
 
-    Raises what `save_persistables` does, and UnsupportedError for a distributed table of more than
+    Raises the errors of `save_persistables`, and UnsupportedError for a distributed table of more than
     64 GiB.
     """
     division = division_of(main_program, "save_inference_model")
     program = without_servers(origin_program if origin_program is not None else division.origin)
     persistable = [v.name for v in program.list_vars() if is_persistable(v)]
-    paths_to_write(dirname, persistable, reserved=["__model__", "__model__.main_program"])
+    paths_to_write(dirname, persistable)
     tables = {n: division.layout.parameters[n] for n, v in division.variables.items() if v.table == n}
     remote_look_ups.mark(program, tables)
     file, model, names = models.model_to_save(feeded_var_names, target_vars, program, None, export_for_deployment)
@@ -138,7 +137,7 @@ def save_one_table(executor: HasEngine, name: str, dirname: str, program: Progra
         dirname: as of `save_persistables`.
         program: a trainer's program.
 
-    Raises ProgramError for a name that is none of a table, and what `save_persistables` does.
+    Raises ProgramError for a name that is none of a table, and the errors of `save_persistables`.
     """
     division = division_of(program, "save_one_table")
     table = _table(division, name, "save_one_table")
@@ -157,9 +156,9 @@ def save_one_table(executor: HasEngine, name: str, dirname: str, program: Progra
 def load_one_table(executor: HasEngine, name: str, dirname: str, program: Program) -> None:
     """Restore a distributed table that `save_one_table` or `save_persistables` saved, while servers serve.
 
-    The number of servers may differ from the number at the save. Arguments and errors are those of
+    The number of servers may differ from the number at the save. Arguments and errors are the arguments and errors of
     `save_one_table`; UnsupportedError for a table that is not distributed, and ServerError when a file is missing or
-    damaged, or is another table's.
+    damaged, or belongs to a different table.
     """
     division = division_of(program, "load_one_table")
     if not _table(division, name, "load_one_table").distributed:
@@ -315,7 +314,7 @@ def load(model_dir: str, server_main_program: Program, executor: Any, scope: Sco
 
     Raises:
         ProgramError: the program is none of a server.
-        FileFormatError: a file is missing, damaged, or of another shape. The scope is then as it
+        FileFormatError: a file is missing, damaged, or of a different shape. The scope is then as it
             was.
     """
     division = division_of(server_main_program, "load")

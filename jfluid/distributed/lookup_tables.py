@@ -10,8 +10,8 @@ from jfluid import errors
 from jfluid.distributed import checkpoint, saved_tables
 from jfluid.engine import HasEngine
 from jfluid.files.file_sets import Files, read_whole
-from jfluid.files.saved_model import MODEL, read_program
-from jfluid.files.storage import path_below
+from jfluid.files.saved_model import read_program
+from jfluid.files.storage import MODEL, path_below
 from jfluid.files.tensor_format import Stored
 from jfluid.files.variables import check_fits, chosen, is_persistable, read_vars, write_scope
 from jfluid.ir.program import Program
@@ -82,10 +82,10 @@ def load_persistables_for_inference(
 def load_with_tables(dirname: str, program: Program, wanted: Sequence[Variable]) -> None:
     """Load variables as `load_vars` does.
 
-    Those of which `dirname` has a folder are distributed tables that servers have saved, which become
-    ordinary ones of their declared height.
+    Variables with a folder in `dirname` are distributed tables that servers saved; they become
+    ordinary tables of their declared height.
 
-    Raises what `load_vars` does, also for folders that are damaged.
+    Raises the errors of `load_vars`, also for folders that are damaged.
     """
     write_scope(read_whole(dirname, lambda files: _read(files, program, wanted)))
 
@@ -129,9 +129,9 @@ def load_persistables_for_increment(
         executor: the server's.
         program: of `DistributeTranspiler.get_pserver_program`.
         lookup_table_var: the table.
-        lookup_table_var_path: the folder of the table, which is that of its name in `dirname`.
+        lookup_table_var_path: the folder of the table: the folder of the table's name in `dirname`.
 
-    Raises ValueError for another folder of the table, or one that is not there, and what
+    Raises ValueError for a different folder of the table, or one that is not there, and what
     `fleet.init_server` does.
     """
     if not os.path.isdir(dirname):

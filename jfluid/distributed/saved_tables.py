@@ -32,7 +32,7 @@ def told_in(table: str) -> str:
 def save(client: "Client", table: str, files: FileSet) -> None:
     """Make the servers save a table as a part of a set of files.
 
-    Raises ServerError where a server cannot write, or writes into another folder than this process
+    Raises ServerError where a server cannot write, or writes into a different folder than this process
     sees.
     """
     from jfluid.ps_server import snapshot
@@ -52,7 +52,7 @@ def save_directly(client: "Client", table: str, dirname: str) -> None:
     """Make the servers save a table into a folder, which this process need not see."""
     dirname = os.path.abspath(os.fspath(dirname))
     client.save(paths_to_write(dirname, [table])[0], tables=[table])
-    with contextlib.suppress(FileNotFoundError):  # what it names was saved earlier
+    with contextlib.suppress(FileNotFoundError):  # the named folder was saved earlier
         file_sets.finish(dirname)
         os.unlink(path_below(dirname, told_in(table)))
 
@@ -60,7 +60,7 @@ def save_directly(client: "Client", table: str, dirname: str) -> None:
 def place(files: Files, table: str) -> str:
     """Return the folder with the valid files of a table.
 
-    Raises FileFormatError where its name is none of such a folder.
+    Raises FileFormatError if the name is no name of a table's folder.
     """
     path_below(files.folder, table)
     if not files.exists(told_in(table)):
@@ -77,7 +77,7 @@ def clear(dirname: str, table: str) -> None:
     from jfluid.ps_server.manifest import FILE
 
     with contextlib.suppress(OSError):
-        found = list(Path(path_below(dirname, table)).iterdir())  # what is saved later stays
+        found = list(Path(path_below(dirname, table)).iterdir())  # later saves stay
         name = os.path.basename(place(Files(dirname), table))
         for path in found:
             if file_sets.is_whole(path.name) and path.name != name:

@@ -51,8 +51,8 @@ class Saving(Runner):
     def run_alone(self, feed: Any, fetches: list[str], scope: Scope) -> list[Fetched]:
         """Save the parameters that the operators name.
 
-        Raises FetchError for feeds and fetches, ServerError when a server does not answer, has not what is
-        asked for, or cannot write; OpError where a file is there that is not to be overwritten.
+        Raises FetchError for feeds and fetches; ServerError if a server does not answer, does not have the
+        variable, or cannot write; OpError for an existing file that must not be overwritten.
         """
         if feed or fetches:
             raise errors.FetchError(f"a program of {self._ops[0].type} has nothing to feed or fetch")

@@ -6,8 +6,8 @@ from typing import Any
 from jfluid import errors
 from jfluid.doctor.examination import Examination
 from jfluid.doctor.findings import Severity
-from jfluid.doctor.fluid_api import Entry, shown
-from jfluid.doctor.names import Literal, Named, NamedModule, Unknown
+from jfluid.doctor.fluid_api import FluidName, shown
+from jfluid.doctor.names import Literal, Named, NamedModule, UnknownName
 from jfluid.doctor.rules import COMPUTED, settings
 
 # Parameters that mean the same in all layers.
@@ -20,7 +20,7 @@ def check(script: Examination, node: ast.Call) -> None:
     called = script.value(node.func)
     if isinstance(called, Named) and called.entry.kind != "missing":
         _check_fluid(script, node, called)
-    elif isinstance(called, Unknown) and not script.api.is_module(called.owner):
+    elif isinstance(called, UnknownName) and not script.api.is_module(called.owner):
         near = errors.close_to(called.name, called.known)
         script.add(
             Severity.CHANGE,
@@ -54,7 +54,7 @@ def _check_getattr(script: Examination, node: ast.Call) -> None:
 
 
 def _check_fluid(script: Examination, node: ast.Call, called: Named) -> None:
-    """Hold a call against the signature, the known values and the rules."""
+    """Check a call against the signature, the known values and the rules."""
     name, entry = shown(called.path), called.entry
     refusal = _refusal(node, entry)
     if refusal is not None:
@@ -77,7 +77,7 @@ def _check_fluid(script: Examination, node: ast.Call, called: Named) -> None:
         _check_flags(script, node)
 
 
-def _refusal(node: ast.Call, entry: Entry) -> tuple[str, str] | None:
+def _refusal(node: ast.Call, entry: FluidName) -> tuple[str, str] | None:
     """Return why a call of a known name is refused, and the remedy; None for a call that works."""
     if entry.state == "refuses":
         return entry.says, "rewrite it"
@@ -92,7 +92,7 @@ def _refusal(node: ast.Call, entry: Entry) -> tuple[str, str] | None:
     return None
 
 
-def _check_signature(script: Examination, node: ast.Call, name: str, entry: Entry) -> None:
+def _check_signature(script: Examination, node: ast.Call, name: str, entry: FluidName) -> None:
     parameters, names = entry.parameters or (), entry.parameter_names
     for keyword in node.keywords:
         if keyword.arg is not None and not entry.takes(keyword.arg):
@@ -132,7 +132,7 @@ def _check_signature(script: Examination, node: ast.Call, name: str, entry: Entr
         )
 
 
-def _arguments(script: Examination, node: ast.Call, entry: Entry) -> dict[str, Any]:
+def _arguments(script: Examination, node: ast.Call, entry: FluidName) -> dict[str, Any]:
     """Return arguments by name: constants as values, COMPUTED for all other expressions."""
 
     def constant(value: ast.expr) -> Any:
@@ -162,7 +162,7 @@ def _check_values(script: Examination, node: ast.Call, name: str, arguments: dic
                 )
 
 
-def check_field(script: Examination, target: ast.Attribute, owner: Entry) -> None:
+def check_field(script: Examination, target: ast.Attribute, owner: FluidName) -> None:
     """Check the name of a field that is set."""
     if owner.fields is not None and target.attr not in owner.fields | owner.attributes:
         near = errors.close_to(target.attr, owner.fields)

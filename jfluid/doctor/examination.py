@@ -7,7 +7,7 @@ from typing import Any
 from jfluid.doctor.findings import Finding, Severity
 from jfluid.doctor.fluid_api import Api
 from jfluid.doctor.names import Named, NameScope, Resolver, Value
-from jfluid.doctor.rules import Rule, RulesByUse
+from jfluid.doctor.rules import RulesByUse, UseRule
 from jfluid.doctor.walking import Walker
 
 
@@ -43,13 +43,13 @@ class Examination(Walker):
         if found not in self.findings[-20:]:
             self.findings.append(found)
 
-    def add_rule(self, rule: Rule, node: ast.AST, subject: str, call: str = "") -> None:
+    def add_rule(self, rule: UseRule, node: ast.AST, subject: str, call: str = "") -> None:
         """Add the finding of a rule; the finding of a refused value names the call."""
         if not rule.certain or not self._branches:
             happens = call + rule.happens if rule.code == "refused-value" else rule.happens
             self.add(rule.severity, node, rule.code, subject, happens, rule.do)
 
-    def rules_of(self, named: Named, arguments: dict[str, Any]) -> Iterator[Rule]:
+    def rules_of(self, named: Named, arguments: dict[str, Any]) -> Iterator[UseRule]:
         """Return the rules that a call meets."""
         yield from self._rules.of_call(named.entry, arguments)
 

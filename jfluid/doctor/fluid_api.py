@@ -14,7 +14,7 @@ ROOTS = ("paddle.fluid", "jfluid")
 
 
 @dataclass(frozen=True)
-class Entry:
+class FluidName:
     """A name of Fluid.
 
     Attributes:
@@ -35,7 +35,7 @@ class Entry:
     state: str = "works"
     says: str = ""
     parameters: tuple[str, ...] | None = None
-    methods: Mapping[str, "Entry"] = field(default_factory=dict)
+    methods: Mapping[str, "FluidName"] = field(default_factory=dict)
     attributes: frozenset[str] = frozenset()
     fields: frozenset[str] | None = None
     open: bool = False
@@ -51,7 +51,7 @@ class Entry:
         return [p.rstrip("=") for p in self.parameters or () if not p.startswith("*")]
 
 
-def _entry(record: dict[str, Any]) -> Entry:
+def _entry(record: dict[str, Any]) -> FluidName:
     methods = {name: _entry(method) for name, method in record.get("methods", {}).items()}
     many: dict[str, Any] = {
         key: kind(record[key])
@@ -59,7 +59,7 @@ def _entry(record: dict[str, Any]) -> Entry:
         if record.get(key) is not None
     }
     plain = ("kind", "name", "state", "says", "open", "returns")
-    return Entry(**{key: record[key] for key in plain if key in record}, **many, methods=methods)
+    return FluidName(**{key: record[key] for key in plain if key in record}, **many, methods=methods)
 
 
 def _reach(record: dict[str, Any]) -> Reach:
@@ -67,7 +67,7 @@ def _reach(record: dict[str, Any]) -> Reach:
     return Reach(record["what"], tuple(record["chosen_by"]), only_with)
 
 
-def _named(text: str, entries: Mapping[str, Entry]) -> tuple[str, Entry]:
+def _named(text: str, entries: Mapping[str, FluidName]) -> tuple[str, FluidName]:
     name, _, key = text.partition("=")
     return name, entries[key or name]
 
@@ -95,7 +95,7 @@ class Api:
         """Return whether Fluid has a module of that path ("paddle.fluid.layers")."""
         return path in self._modules or path in self._packages
 
-    def names(self, path: str) -> Mapping[str, Entry]:
+    def names(self, path: str) -> Mapping[str, FluidName]:
         """Return the names of a module."""
         return self._modules.get(path, {})
 
@@ -103,7 +103,7 @@ class Api:
         """Return whether any class has a method of that name."""
         return name in self._methods
 
-    def class_of(self, name: str) -> Entry | None:
+    def class_of(self, name: str) -> FluidName | None:
         """Return the class of that name."""
         return self._classes.get(name)
 

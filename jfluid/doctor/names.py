@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from jfluid.doctor.fluid_api import Api, Entry, canonical
+from jfluid.doctor.fluid_api import Api, FluidName, canonical
 
 _PACKAGE = Path(__file__).resolve().parents[1]
 
@@ -28,19 +28,19 @@ class Named:
     """A name of Fluid: `path` is as the script reaches it ("paddle.fluid.layers.fc")."""
 
     path: str
-    entry: Entry
+    entry: FluidName
 
 
 @dataclass(frozen=True)
 class Instance:
     """An object of a class of Fluid. `exact`: not of one that extends the class."""
 
-    entry: Entry
+    entry: FluidName
     exact: bool = True
 
 
 @dataclass(frozen=True)
-class Unknown:
+class UnknownName:
     """A name that neither Fluid nor this package has in a module or class of theirs."""
 
     owner: str
@@ -55,7 +55,7 @@ class Literal:
     value: object
 
 
-Value = NamedModule | Named | Instance | Unknown | Literal | None
+Value = NamedModule | Named | Instance | UnknownName | Literal | None
 
 
 @dataclass
@@ -118,7 +118,7 @@ class Resolver:
                 yield alias.asname or alias.name, None
             elif alias.name != "*":
                 value = self.member(holder, alias.name)
-                unknown = own and isinstance(value, Unknown)  # of this package, and not of Fluid
+                unknown = own and isinstance(value, UnknownName)  # of this package, and not of Fluid
                 yield alias.asname or alias.name, None if unknown else value
             elif holder.of_fluid:
                 for name, entry in self._api.names(holder.path).items():
@@ -176,7 +176,7 @@ class Resolver:
         if isinstance(holder, Instance):
             found = self._of_instance(holder.entry, name)
             of_another = not holder.exact and self._api.is_method(name)
-            return None if of_another and isinstance(found, Unknown) else found
+            return None if of_another and isinstance(found, UnknownName) else found
         if isinstance(holder, Named):
             if holder.entry.kind == "missing":
                 return Named(holder.path, holder.entry)
@@ -199,15 +199,15 @@ class Resolver:
             return None
         if _is_own_module(path):  # of this package, and not of Fluid
             return NamedModule(path, False)
-        return Unknown(holder.path, name, tuple(self._api.names(holder.path)))
+        return UnknownName(holder.path, name, tuple(self._api.names(holder.path)))
 
-    def _of_instance(self, holder: Entry, name: str) -> Value:
+    def _of_instance(self, holder: FluidName, name: str) -> Value:
         if name in holder.methods:
             return Named(f"{holder.name}.{name}", holder.methods[name])
         settled = holder.attributes | (holder.fields or frozenset())
         if holder.open or name in settled or name.startswith("_"):
             return None
-        return Unknown(holder.name, name, (*holder.methods, *settled))
+        return UnknownName(holder.name, name, (*holder.methods, *settled))
 
     def _result(self, node: ast.Call, of: Callable[[ast.expr], Value]) -> Value:
         """Return the object that a call returns."""
@@ -223,7 +223,7 @@ class Resolver:
             return self._by_name(node, of)
         return None
 
-    def made_by(self, called: Entry) -> Value:
+    def made_by(self, called: FluidName) -> Value:
         """Return the object that a call of an entry returns, if its class is Fluid's."""
         if called.kind == "class":
             return Instance(called)
@@ -238,7 +238,7 @@ class Resolver:
             return self.module(path) if path else None
         if len(values) > 1 and (name := _text(values[1])):
             found = self.member(values[0], name)
-            return None if len(values) == 3 and isinstance(found, Unknown) else found
+            return None if len(values) == 3 and isinstance(found, UnknownName) else found
         return None
 
 

@@ -134,7 +134,7 @@ def converted(text: str, name: str) -> str:
     if (line := _line_of_chain(prepared)) is not None:
         raise errors.DataError(
             f"{name}:{line}: more than {_LONGEST_CHAIN} names, calls or subscripts in a row, or {_DEEPEST} "
-            "brackets in brackets, which are not converted: give a part of them a name"
+            "brackets in brackets, which are not converted: assign a part of the expression to a variable"
         )
     try:
         tree = tool.refactor_string(prepared if prepared.endswith("\n") else prepared + "\n", name)

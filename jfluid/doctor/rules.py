@@ -13,14 +13,14 @@ from importlib.resources import files
 from typing import Any
 
 from jfluid.doctor.findings import Severity
-from jfluid.doctor.fluid_api import Api, Entry
+from jfluid.doctor.fluid_api import Api, FluidName
 
 # What an argument is where a call leaves it out, and where it is no constant.
 ABSENT, COMPUTED = object(), object()
 
 
 @dataclass(frozen=True)
-class Rule:
+class UseRule:
     """Rule on uses of Fluid. All given conditions must hold.
 
     Attributes:
@@ -102,7 +102,7 @@ def _toml(name: str) -> dict[str, Any]:
 
 
 @functools.cache
-def rules() -> tuple[Rule, ...]:
+def rules() -> tuple[UseRule, ...]:
     """Return all rules, the rules of the differences first."""
     return (*_of_differences(), *(_rule(record) for record in _toml("rules.toml")["rule"]))
 
@@ -123,17 +123,17 @@ def python() -> dict[str, Any]:
     return found
 
 
-def _of_differences() -> Iterator[Rule]:
+def _of_differences() -> Iterator[UseRule]:
     for section in differences()["section"]:
         for difference in section["difference"]:
             for record in difference.get("found", ()):
                 yield _rule({"severity": "difference", "happens": plain(difference["text"])} | record)
 
 
-def _rule(record: dict[str, Any]) -> Rule:
+def _rule(record: dict[str, Any]) -> UseRule:
     severity = Severity[record["severity"].upper()]
     lists = ("uses", "assigns", "operators", "given", "absent", "images")
-    return Rule(
+    return UseRule(
         **record
         | {name: tuple(record.get(name, ())) for name in lists}
         | {"severity": severity, "code": record.get("code", severity.name.lower())}
@@ -150,8 +150,8 @@ class RulesByUse:
     """Rules by the entry that is called."""
 
     def __init__(self, api: Api):
-        self._calls: dict[int, list[Rule]] = {}
-        self._assigns: dict[str, list[Rule]] = {}
+        self._calls: dict[int, list[UseRule]] = {}
+        self._assigns: dict[str, list[UseRule]] = {}
         for rule in rules():
             for use in rule.uses:
                 self._calls.setdefault(id(resolve(api, use)), []).append(rule)
@@ -164,17 +164,17 @@ class RulesByUse:
         """Return the rules for a table of names; sorted once."""
         return cls(api)
 
-    def of_call(self, entry: Entry, arguments: Mapping[str, Any]) -> list[Rule]:
+    def of_call(self, entry: FluidName, arguments: Mapping[str, Any]) -> list[UseRule]:
         """Return the rules that a call meets."""
         return [rule for rule in self._calls.get(id(entry), ()) if rule.holds(arguments)]
 
-    def of_assignment(self, owner: str, attribute: str, value: Any) -> list[Rule]:
+    def of_assignment(self, owner: str, attribute: str, value: Any) -> list[UseRule]:
         """Return the rules that `owner.attribute = value` meets."""
         found = self._assigns.get(f"{owner}.{attribute}", ())
         return [rule for rule in found if rule.holds({attribute: value})]
 
 
-def resolve(api: Api, use: str) -> Entry:
+def resolve(api: Api, use: str) -> FluidName:
     """Return the entry of a name that a rule uses. Raises KeyError when there is none."""
     module, _, name = f"paddle.fluid.{use}".rpartition(".")
     found = api.names(module).get(name)

@@ -10,7 +10,7 @@ from jfluid.doctor import calls, conditions
 from jfluid.doctor.examination import Examination
 from jfluid.doctor.findings import Severity
 from jfluid.doctor.fluid_api import Api, shown
-from jfluid.doctor.names import Instance, Literal, Named, NamedModule, NameScope, Unknown, Value
+from jfluid.doctor.names import Instance, Literal, Named, NamedModule, NameScope, UnknownName, Value
 from jfluid.doctor.rules import COMPUTED, RulesByUse
 
 # Packages of Paddle 2 that no Fluid had.
@@ -54,7 +54,7 @@ class Script(Examination):
             holder = self._resolver.module(node.module or "")
             for alias in node.names if holder.of_fluid else ():
                 found = self._resolver.member(holder, alias.name)
-                if isinstance(found, Unknown) and alias.name != "*":
+                if isinstance(found, UnknownName) and alias.name != "*":
                     if not (node.module or "").startswith("jfluid"):
                         self._unknown(node, found)
                 elif isinstance(found, NamedModule | Named):
@@ -73,14 +73,14 @@ class Script(Examination):
         self.imports_paddle |= path.partition(".")[0] == "paddle"
         if self._resolver.exists(module):
             return True
-        self._unknown(node, Unknown(*path.rpartition(".")[::2], ()))
+        self._unknown(node, UnknownName(*path.rpartition(".")[::2], ()))
         return False
 
     def visit_Attribute(self, node: ast.Attribute) -> None:
         value = self.value(node)
         if value is None:
             self.visit(node.value)
-        elif isinstance(value, Unknown):
+        elif isinstance(value, UnknownName):
             if self.api.is_module(value.owner):  # attributes of objects are not all known
                 self._unknown(node, value)
             else:
@@ -129,7 +129,7 @@ class Script(Examination):
             do = f"without a network put them into {folder}"
             self.add(Severity.NOTE, node, "data-set", f"paddle.dataset.{name}", happens, do)
 
-    def _unknown(self, node: ast.AST, found: Unknown) -> None:
+    def _unknown(self, node: ast.AST, found: UnknownName) -> None:
         """Add the finding of an unknown name."""
         path = f"{found.owner}.{found.name}".lstrip(".")
         if self._tried:

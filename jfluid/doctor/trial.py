@@ -24,7 +24,7 @@ _SHOWN = 2000  # characters of what a script that failed has written
 
 
 @dataclass(frozen=True)
-class Limits:
+class TrialLimits:
     """Limits on the resources of a script.
 
     Attributes:
@@ -94,7 +94,7 @@ class Outcome:
             yield self.output
 
 
-def run(script: str, arguments: Sequence[str], limits: Limits) -> Outcome:
+def run(script: str, arguments: Sequence[str], limits: TrialLimits) -> Outcome:
     """Run a script in a temporary copy of the script's folder.
 
     Raises DataError where there is no such script.
@@ -153,7 +153,7 @@ def _copy(source: Path, target: Path) -> list[str]:
     return left_out
 
 
-def _watch(process: subprocess.Popen[bytes], began: float, limits: Limits) -> tuple[str, int]:
+def _watch(process: subprocess.Popen[bytes], began: float, limits: TrialLimits) -> tuple[str, int]:
     """Wait for the end of a process, or a limit: ("", MiB) or (the limit, MiB)."""
     most = 0
     while True:

@@ -51,7 +51,7 @@ class Record:
 
 
 class _Noted:
-    """Facts from tracing that are saved with an executable (see `executable_cache.Beside`)."""
+    """Facts from tracing that are saved with an executable (see `executable_cache.TraceResults`)."""
 
     def __init__(self, step: "weakref.ref[CompiledTrace]"):
         self._step = step
@@ -121,7 +121,7 @@ class CompiledTrace:
 
         self._function = Executables(fresh, self._entry(), device_of_interpreter(device))
 
-    def _entry(self) -> executable_cache.Entry | None:
+    def _entry(self) -> executable_cache.DiskEntry | None:
         """Return the entry of the executable on disk, or None if it is not saved."""
         identity = (
             "step",

@@ -14,13 +14,13 @@ import jax
 import numpy as np
 
 from jfluid import flags
-from jfluid.compile.dynamic_shapes.segment import Evaluate, Segment
+from jfluid.compile.dynamic_shapes.segment import Evaluate, StreamSegment
 from jfluid.compile.dynamic_shapes.stream import ShapeStream
 from jfluid.compile.lowering import trace
 from jfluid.compile.lowering.plan import Item
 from jfluid.compile.numpy_steps.beside import device_of_interpreter, interpreted
 from jfluid.compile.numpy_steps.interpreter import Listing
-from jfluid.compile.runtime.executable_cache import Beside, Entry, entry_of_items
+from jfluid.compile.runtime.executable_cache import DiskEntry, TraceResults, entry_of_items
 from jfluid.compile.runtime.executables import Executables
 from jfluid.compile.runtime.lru_cache import LruCache
 from jfluid.compile.runtime.options import options
@@ -39,7 +39,7 @@ _MOST_OUTLINES = 256
 _FEWEST = 4  # calls of a step in a stream, unless a call is a Program
 
 
-class _Segment(Segment):
+class _Segment(StreamSegment):
     """A step in the form that a stream needs.
 
     Attributes:
@@ -65,7 +65,7 @@ class _Segment(Segment):
 
     @property
     def waits(self) -> bool:
-        """See `Segment.waits`."""
+        """See `StreamSegment.waits`."""
         return device_of_interpreter(self._device) is None
 
     def is_ready(self, donated: tuple[Any, ...], kept: tuple[Any, ...], key: Any) -> bool:
@@ -73,18 +73,18 @@ class _Segment(Segment):
         return self.waits
 
     def interpret(self, listing: Listing, values: Mapping[str, Any], key: Any) -> list[Any]:
-        """See `Segment.interpret`."""
+        """See `StreamSegment.interpret`."""
         return interpreted(listing, (values, key), self._device)
 
     def jaxpr(self, values: Mapping[str, Any], shapes: Mapping[str, tuple[int, ...]], key: Any) -> Any:
-        """See `Segment.jaxpr`."""
+        """See `StreamSegment.jaxpr`."""
         given = {n: jax.ShapeDtypeStruct(shapes.get(n, np.shape(v)), v.dtype) for n, v in values.items()}
         return trace.jaxpr_of(self.results, given, key)
 
     def lower_padded(
         self, evaluate: Evaluate, donated: tuple[Any, ...], kept: tuple[Any, ...], key: Any, true: Any
     ) -> Any:
-        """See `Segment.lower_padded`."""
+        """See `StreamSegment.lower_padded`."""
         return self._laid_out(lambda given: evaluate(given, key, true), kept), ()
 
     def _laid_out(self, compute: Callable[[dict[str, Any]], list[Any]], values: Sequence[Any]) -> tuple[Any, ...]:
@@ -98,12 +98,12 @@ class _Segment(Segment):
         found = trace.laid_out(with_results, self.items, dict(zip(self.kept, values)), on_cpu)
         return tuple([found[name] for name in self.live])
 
-    def executables(self, run: Callable[..., Any], entry: Entry | None) -> Executables:
-        """See `Segment.executables`."""
+    def executables(self, run: Callable[..., Any], entry: DiskEntry | None) -> Executables:
+        """See `StreamSegment.executables`."""
         return Executables(lambda: jitted(run, self._device), entry, device_of_interpreter(self._device))
 
-    def entry_of(self, identity: Sequence[Any], beside: Beside | None = None) -> Entry | None:
-        """See `Segment.entry_of`."""
+    def entry_of(self, identity: Sequence[Any], beside: TraceResults | None = None) -> DiskEntry | None:
+        """See `StreamSegment.entry_of`."""
         own = self.outline()
         if own is None:
             return None
@@ -157,7 +157,7 @@ class RerolledSegment(_Segment):
         self.exact = self.executables(run, self.entry_of(["exact"]))
 
     def is_ready(self, donated: tuple[Any, ...], kept: tuple[Any, ...], key: Any) -> bool:
-        """See `Segment.is_ready`."""
+        """See `StreamSegment.is_ready`."""
         return self.exact.begin(kept, at_once=False)
 
     def results(self, env: dict[str, Any], seeds: Any) -> list[Any]:

@@ -161,7 +161,7 @@ class VarBase(Variable):
 
     @functools.cached_property
     def name(self) -> str:  # type: ignore[override]
-        """Made up when it is asked for: of most temporaries it never is."""
+        """The unique name, generated at first use: most temporaries are never asked for a name."""
         return unique_name.generate(f"{self._prefix}.tmp" if self._prefix else "generated_var")
 
     # Value

@@ -24,7 +24,7 @@ class BatchSource:
     Args:
         slots: in the order of a sample's fields.
         capacity: how many batches are read ahead.
-        use_multiprocess: run the reader in a process of its own.
+        use_multiprocess: run the reader in a separate process.
 
     Raises FeedError when `capacity` is not a positive whole number.
     """
@@ -68,7 +68,7 @@ class BatchSource:
         """Begin an epoch. Raises ReaderError when no reader was set.
 
         Args:
-            place: brings batches to devices, in the thread that reads them.
+            place: function that copies batches to devices, in the reading thread.
         """
         if self._items is None:
             raise errors.ReaderError(

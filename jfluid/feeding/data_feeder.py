@@ -65,7 +65,7 @@ class DataFeeder:
         A field has the variable's shape without the first dimension, or the same numbers in another
         rank, where that shape has no -1. The sizes of a field of the right rank are left for the
         Executor to check. A field of a variable with lod_level n is nested in n lists, and becomes
-        rows with their LoD. Raises FeedError when a sample has another number of fields, or a field
+        rows with their LoD. Raises FeedError when a sample has a different number of fields, or a field
         cannot be brought to the shape and dtype.
         """
         return feed_of_samples(self._slots, iterable)

@@ -25,7 +25,7 @@ _PLAIN = {int, float}
 class DataGenerator:
     """Reads lines and prints samples as text.
 
-    What text a sample becomes is for the classes below to say, or for one that overrides `_gen_str(sample)`.
+    The subclasses below define the text of a sample; a user's subclass may override `_gen_str(sample)`.
     """
 
     def __init__(self) -> None:
@@ -68,7 +68,7 @@ class DataGenerator:
     def _gen_str(self, sample: Sample) -> str:
         """Return the line of a sample.
 
-        Raises DataError for what is no sample, or has other slots than the first one.
+        Raises DataError for a value that is no sample, or a sample with other slots than the first sample.
         """
         if not isinstance(sample, (list, tuple)):
             raise errors.DataError(f"generate_sample: expected a list of (name, values), found {sample!r}")

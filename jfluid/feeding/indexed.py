@@ -35,9 +35,9 @@ class BatchSampler:
     """Sampler of the indices of each batch: iterating gives lists of indices, `len` the number of batches.
 
     Args:
-        dataset: whose indices are taken, all from 0 on.
+        dataset: the dataset; all its indices are taken, from 0 on.
         indices: the indices, in place of a dataset.
-        shuffle: take them in another order each time, drawn from NumPy's global generator.
+        shuffle: take them in a different order each time, drawn from NumPy's global generator.
         batch_size: how many make a batch.
         drop_last: leave out indices at the end that do not fill a batch.
 
@@ -101,9 +101,9 @@ def batches_in_order(
     """Give `collate` of the samples of each of `batches`, in their order.
 
     Args:
-        workers: how many processes load them, each every so many batches; 0 for this one.
+        workers: number of processes that load batches in turn; 0 for this process.
         timeout: seconds to wait for a worker's next batch; 0 for any time.
-        start: is called with the number of the worker in each of them.
+        start: called in each worker with the worker's number.
 
     Raises ReaderError where a worker dies, or is silent for longer.
     """

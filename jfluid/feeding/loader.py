@@ -47,7 +47,7 @@ class DataLoader:
         batch_sampler: which samples make each batch: a `fluid.io.BatchSampler`, or an iterable of
             lists of indices with a length. It stands for `batch_size`, `shuffle` and `drop_last`.
         batch_size: how many samples make a batch.
-        shuffle: take the samples in another order each epoch.
+        shuffle: take the samples in a different order each epoch.
         drop_last: leave out samples at the end that do not fill a batch.
         collate_fn: makes the arrays of a batch from a list of samples; by default each field is
             stacked.
@@ -161,9 +161,9 @@ class DataLoader:
 class GeneratorLoader:
     """Loader of a generator's items.
 
-    Iterable: `for data in loader():` gives what `Executor.run(feed=data)` takes: a list with a dict
-    from names to LoDTensors for each place. Each `loader()` runs the generator anew, in a thread
-    (or process) of its own, which ends with the iteration: at its end, after an error, and when the
+    Iterable: `for data in loader():` gives feeds for `Executor.run(feed=data)`: a list with a dict
+    from names to LoDTensors for each place. Each `loader()` runs the generator anew, in a separate thread
+    (or process), which ends with the iteration: at its end, after an error, and when the
     loop is left.
 
     Not iterable: operators that read are appended to the main program. `start()`, run the program
@@ -172,8 +172,8 @@ class GeneratorLoader:
     Args:
         feed_list: the variables to feed, in the order of a sample's fields.
         capacity: how many batches are read ahead.
-        use_double_buffer: batches are brought to the device, ragged rows padded, while steps run:
-            on CPUs by the thread that reads them, else the next one by a second thread.
+        use_double_buffer: batches are copied to the device, ragged rows padded, while steps run:
+            on CPUs by the reading thread, otherwise by a second thread.
         iterable: whether to iterate over batches, or to have the program read them.
         return_list: give lists of LoDTensors in the order of `feed_list`, in place of dicts.
             Iterable loaders only.
@@ -182,7 +182,7 @@ class GeneratorLoader:
             process's `random` is seeded.
         drop_last: with several places, drop batches at the end that do not suffice for all.
 
-    Raises TypeError when `feed_list` holds something else, FeedError when it or `capacity` is
+    Raises TypeError if `feed_list` holds values other than Variables, FeedError if it or `capacity` is
     missing or not positive.
 
     While it loads, these are raised where the next batch is asked for: ReaderError, with the
@@ -331,7 +331,7 @@ class EagerLoader(GeneratorLoader):
     Args:
         feed_list: has no effect: the fields of samples are told by their places.
         capacity: how many batches are read ahead.
-        use_multiprocess: run the reader in a process of its own.
+        use_multiprocess: run the reader in a separate process.
 
     The other arguments of GeneratorLoader have no effect: each epoch is iterated over, and
     variables lie where the `guard` says, not at `places`.
@@ -347,7 +347,7 @@ class EagerLoader(GeneratorLoader):
     ) -> "EagerLoader":
         """Read samples, one at a time: lists or tuples of fields.
 
-        `batch_size` of them make a batch; `drop_last` leaves out those at the end that do not fill one.
+        `batch_size` samples make a batch; `drop_last` leaves out samples at the end that do not fill a batch.
         """
         self._source.set_lists(partial(_stacked, batch(reader, batch_size, drop_last)))
         return self

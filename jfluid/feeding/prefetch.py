@@ -26,11 +26,11 @@ class ClosableQueue(Generic[T]):
 
     Once closed it is empty and refuses items.
 
-    Who waits for room in a full queue is woken when it is half empty: to wake a thread for each item takes
-    longer than to take it, and has the one that takes wait for the interpreter.
+    A thread that waits for room in a full queue is woken when the queue is half empty: to wake a thread for each item
+    takes longer than to take the item, and lets the taking thread wait for the interpreter.
 
-    It is made of queues in C, which hand an item over in less time than a lock and a condition of
-    Python, and so that the collector may close it within any of its methods.
+    It consists of queues in C, which hand an item over in less time than a lock and a condition of
+    Python. The garbage collector may close the queue within any method.
     """
 
     def __init__(self, capacity: int):
@@ -48,7 +48,7 @@ class ClosableQueue(Generic[T]):
             self._room.get()
         if not self._closed:
             self._items.put(item)
-        if self._closed:  # another thread may have closed it before the item was there
+        if self._closed:  # a different thread may have closed the queue before the item was there
             self.close()
         return not self._closed
 
@@ -94,8 +94,8 @@ class _End:
 class Prefetch(Iterator[T]):
     """Iterator over an iterable's items, with up to `capacity` items read ahead by a thread.
 
-    What the iterable raises is raised here, after the items before it, and again whenever more is
-    asked for. The thread ends with the iterable, and when this iterator is closed, interrupted or
+    An error of the iterable is raised here, after the items before it, and again at each further
+    request. The thread ends with the iterable, and when this iterator is closed, interrupted or
     collected, or the process exits.
 
     Args:

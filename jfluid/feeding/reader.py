@@ -98,7 +98,7 @@ def compose(*readers: Reader, check_alignment: bool = True) -> Reader:
                     ended = [number for number, sample in enumerate(samples) if sample is missing]
                     raise ComposeNotAligned(
                         f"outputs of readers are not aligned: readers {ended} (of "
-                        f"{len(readers)}, from 0) ended before the others"
+                        f"{len(readers)}, from 0) ended before the remaining readers"
                     )
                 return
             yield sum((sample if isinstance(sample, tuple) else (sample,) for sample in samples), ())

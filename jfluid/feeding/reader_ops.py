@@ -116,7 +116,7 @@ class ReaderVariable(Variable):
 
     Copies of the program share the reader.
 
-    It is what `layers.py_reader` returns: set where batches come from, then `start()` each epoch,
+    `layers.py_reader` returns it: set the source of batches, then `start()` each epoch,
     run the program until `fluid.core.EOFException`, and `reset()`.
     """
 

@@ -1,13 +1,13 @@
 """Atomic sets of files in a folder: after a kill at any moment a reader finds all new or all old files.
 
-A save writes into a folder of its own, FOLDER/.jfluid-saving-<random>. When all files are on the
-disk, it is renamed to FOLDER/.jfluid-saved: from then on its files count, instead of those of the
-same names in FOLDER. Then they are moved to their names, and the empty folder is removed. Readers
-look into .jfluid-saved first, and change nothing; the next save moves what a killed one has left
-there, and removes what was never renamed. A set of one file is moved to its name at once.
+A save writes into a staging folder, FOLDER/.jfluid-saving-<random>. When all files are on the disk, the
+staging folder is renamed to FOLDER/.jfluid-saved: from then on its files replace the files of the same names in
+FOLDER. Then the save moves the files to FOLDER and removes the empty folder. Readers look into .jfluid-saved
+first, and change nothing. After a killed save, the next save moves the files of .jfluid-saved, and removes a
+staging folder that was not renamed. A set of one file is moved to its name at once.
 
-Several processes may save into one folder: whoever finds a .jfluid-saved moves its files, whose it
-is does not matter. The names in FOLDER then are those of the set that was renamed last.
+Several processes may save into one folder: each process that finds a .jfluid-saved moves its files, also files of
+a different process. FOLDER then has the files of the set that was renamed last.
 """
 
 import contextlib
@@ -25,11 +25,11 @@ from typing import BinaryIO, TypeVar
 from jfluid import errors
 
 _SAVED, _SAVING, _WHOLE = ".jfluid-saved", ".jfluid-saving-", ".jfluid-whole-"
-# what a save of an earlier release left when it was killed
+# temporary files of killed saves of an earlier release
 _TEMPORARY = re.compile(r"\..*\.[a-z0-9_]{8,16}\.tmp", re.DOTALL)
-# A reader begins again when a save came in between; a save, when another one was renamed first.
+# A reader tries again if a save came in between; a save tries again if a different save was renamed first.
 _TRIES = 100
-# What goes wrong when bytes are written, without the name of a file.
+# Errors of writing bytes, which Python raises without the name of a file.
 _WRITING = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EROFS)
 Read = TypeVar("Read")
 _State = tuple[str, tuple[int, int, int, int] | None]  # where a file is, and which one
@@ -149,9 +149,9 @@ def check_local(path: str | os.PathLike[str]) -> None:
 def saving(folder: str | os.PathLike[str]) -> Iterator[FileSet]:
     """Return a set of files that appear in the folder together when the context ends without an error.
 
-    The folder is made, and what killed saves have left there is removed.
+    The folder is made, and leftovers of killed saves are removed.
 
-    Raises OSError where the disk does not take them: then the folder's files are as they were.
+    Raises OSError if the disk does not take the files: then the folder's files are as they were.
     """
     check_local(folder)
     folder = Path(folder)
@@ -180,7 +180,7 @@ def _staging(folder: Path) -> Iterator[Path]:
                 continue
             stack.callback(os.close, lock)
             _lock(lock, fcntl.LOCK_EX)
-            if staging.exists():  # else another save has taken it for a killed one's
+            if staging.exists():  # otherwise a different save has removed it as a leftover
                 mode = os.stat(folder).st_mode
                 os.chmod(staging, mode & (0o755 if mode & stat.S_ISVTX else 0o777) | 0o700)
                 yield staging
@@ -199,7 +199,7 @@ def _lock(handle: int, how: int) -> bool:
 def _clear(folder: Path) -> None:
     """Remove the folders of saves by processes that have ended."""
     for path in folder.glob(f"{_SAVING}*"):
-        with contextlib.suppress(OSError):  # another process removes it, or it is another user's
+        with contextlib.suppress(OSError):  # a different process removes it, or it belongs to a different user
             handle = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
             try:
                 if _lock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB):
@@ -211,7 +211,7 @@ def _clear(folder: Path) -> None:
 def finish(folder: str | os.PathLike[str]) -> None:
     """Move the files of a save that was killed, or goes on, to their names.
 
-    Raises FileFormatError where links would lead them out of the folder.
+    Raises FileFormatError if links lead out of the folder.
     """
     folder, saved = Path(folder), _saved(folder)
     if saved is None:
@@ -229,11 +229,11 @@ def finish(folder: str | os.PathLike[str]) -> None:
             )
         for name in names:
             to.mkdir(parents=True, exist_ok=True)
-            with contextlib.suppress(FileNotFoundError):  # another process has moved it
+            with contextlib.suppress(FileNotFoundError):  # a different process has moved it
                 os.replace(os.path.join(at, name), to / name)
         _sync(to)
     for at in reversed(found):
-        with contextlib.suppress(OSError):  # removed, or another save's by now
+        with contextlib.suppress(OSError):  # removed, or used by a later save
             os.rmdir(at)
 
 
@@ -255,13 +255,13 @@ def _sync(folder: str | os.PathLike[str]) -> None:
 def _saved(folder: str | os.PathLike[str]) -> str | None:
     """Return the folder with files that count before `folder`; None if there is none.
 
-    In a folder such as /tmp, where each user may replace his own files only, that of another user
+    In a folder such as /tmp, where users may replace only files that they own, a file of a different user
     does not count.
     """
     path = os.path.join(os.fspath(folder), _SAVED)
     try:
         found, above = os.lstat(path), os.stat(folder or ".")
-    except (OSError, ValueError):  # whoever opens a file of the folder says what is wrong
+    except (OSError, ValueError):  # opening a file of the folder raises the error
         return None
     trusted = (os.geteuid(), above.st_uid, 0)
     if not stat.S_ISDIR(found.st_mode) or (above.st_mode & stat.S_ISVTX and found.st_uid not in trusted):
@@ -318,7 +318,7 @@ def _state(folder: str, name: str) -> _State:
     path = current(folder, name)
     try:
         found = os.stat(path)
-    except (OSError, ValueError):  # whoever opens it says what is wrong
+    except (OSError, ValueError):  # opening the file raises the error
         return path, None
     which = found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns
     return path, (which if not stat.S_ISDIR(found.st_mode) else (0, 0, 0, 0))
@@ -327,7 +327,7 @@ def _state(folder: str, name: str) -> _State:
 def _names(folder: str) -> list[str]:
     found = set[str]()
     saved = _saved(folder)
-    for root in (saved, folder):  # in this order: what is moved in between is found
+    for root in (saved, folder):  # in this order: files that are moved in between are found
         for at, folders, names in os.walk(root) if root is not None else ():
             folders[:] = [n for n in folders if not n.startswith((_SAVED, _SAVING, _WHOLE))]
             found |= {
@@ -341,9 +341,9 @@ def _names(folder: str) -> list[str]:
 def read_whole(folder: str | os.PathLike[str], read: Callable[[Files], Read]) -> Read:
     """Return the result of `read`, after a read of files of one save.
 
-    Where another process saved meanwhile, it is called again.
+    If a different process saved meanwhile, `read` is called again.
 
-    Raises what it raises, and FileFormatError where others save so often that no time is left.
+    Raises the errors of `read`, and FileFormatError if saves come too often for a whole read.
     """
     for _ in range(_TRIES):
         files = Files(folder)
@@ -356,6 +356,6 @@ def read_whole(folder: str | os.PathLike[str], read: Callable[[Files], Read]) ->
             if not files.changed():
                 return found
     raise errors.FileFormatError(
-        f"{os.fspath(folder)}: other processes have saved into it each of the {_TRIES} times that it was read; read it "
-        "when they have ended, or have them save elsewhere"
+        f"{os.fspath(folder)}: in each of {_TRIES} reads a different process saved into this folder; read it "
+        "after the saves, or save to a different folder"
     )

@@ -6,8 +6,8 @@ from typing import Any
 
 from jfluid import errors
 from jfluid.files.file_sets import Files, check_local, read_whole, saving
-from jfluid.files.saved_model import MODEL, columns, read_program
-from jfluid.files.storage import paths_to_write
+from jfluid.files.saved_model import columns, read_program
+from jfluid.files.storage import MODEL, paths_to_write
 from jfluid.files.tensor_format import Stored
 from jfluid.files.variables import (
     chosen,
@@ -92,7 +92,7 @@ def model_to_save(
 ) -> tuple[str, Program, list[str]]:
     """Return the name of a model's file, the program that it holds, and the names of the targets.
 
-    Arguments and errors are those of `save_inference_model`.
+    Arguments and errors are the arguments and errors of `save_inference_model`.
     """
     feeds = [feeded_var_names] if isinstance(feeded_var_names, str) else list(feeded_var_names or ())
     targets = [target_vars] if isinstance(target_vars, Variable) else list(target_vars)
@@ -167,7 +167,7 @@ def load_inference_model(
 
     Raises:
         FileFormatError: a file, which is named (and the variable), is missing, truncated, oversized,
-            damaged, or of another shape than the program declares.
+            damaged, or of a different shape than the program declares.
         ProgramError: a name in `allow` is of no operator that acts; or `pserver_endpoints` are given,
             and nothing of the model asks servers, or they are not as many as the model names.
         UnsupportedError: it trains, or an operator other than a look-up would have to ask servers.

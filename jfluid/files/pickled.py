@@ -82,7 +82,7 @@ def load_arrays(path: str | os.PathLike[str]) -> dict[str, Any]:
         data = reader.take(reader.remaining, "the pickle")
     try:
         found = unpickling.load(data)
-    except unpickling.Refused as e:
+    except unpickling.RefusedPickle as e:
         raise errors.FileFormatError(f"{name}: no pickle of arrays: {e}") from e
     if not isinstance(found, dict) or not all(isinstance(k, str) for k in found):
         raise errors.FileFormatError(f"{name}: expected a dict of arrays by name, found {type(found).__name__}")

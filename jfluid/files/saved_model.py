@@ -13,14 +13,13 @@ import numpy as np
 
 from jfluid import errors
 from jfluid.files.file_sets import Files, check_local, read_whole
-from jfluid.files.storage import bounded_reader, path_below
+from jfluid.files.storage import MODEL, bounded_reader, path_below
 from jfluid.files.tensor_format import pass_tensor
 from jfluid.ir.operator import Operator
 from jfluid.ir.program import Program
 from jfluid.ir.types import VarType
 from jfluid.ir.variable import Variable
 
-MODEL = "__model__"
 # What files of all parameters are called, beside what a model's own name suggests.
 _COMBINED = ("__params__", "params", "__variables__", "model.pdparams")
 # Variables that are no state although programs call them persistable.
@@ -52,7 +51,7 @@ class SavedModel:
         program: what the model computes.
         feeds, fetches: names of variables, in the order of their columns.
         parameters: those that were found, by name.
-        faults: what is missing, truncated or of another shape than the program declares.
+        faults: what is missing, truncated or of a different shape than the program declares.
     """
 
     folder: str
@@ -68,7 +67,7 @@ class SavedModel:
 def read_program(path: str | os.PathLike[str], allow: Iterable[str] = ()) -> Program:
     """Return the program that a file holds.
 
-    Raises FileFormatError naming the file, and what `Program.parse_from_string` does of `allow`.
+    Raises FileFormatError naming the file, and the errors of `Program.parse_from_string` of `allow`.
     """
     with bounded_reader(path) as reader:
         data = reader.take(reader.remaining, "the program")

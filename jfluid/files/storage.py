@@ -13,6 +13,8 @@ from typing import Any, BinaryIO
 from jfluid import errors
 from jfluid.files import file_sets
 
+MODEL = "__model__"  # file of a saved program
+_PROGRAMS = (MODEL, f"{MODEL}.main_program")
 # bytes of a file's name, as nearly all file systems have it, and with its folders
 _LONGEST_PART, _LONGEST_NAME = 255, 1024
 # What a path may not be for its file to be missing or unreadable, rather than this process to lack
@@ -67,16 +69,16 @@ def paths_to_write(folder: str | os.PathLike[str], names: Iterable[str], reserve
     """Return the paths of the files of variables (see `path_below`) that are about to be written.
 
     Raises FileFormatError also where links lead out of the folder, where one variable's file would
-    be another's folder, and for `reserved` names, which other files of the folder have. Nothing is
+    be another's folder, and for names of different files: the program's, and `reserved` names. Nothing is
     written then.
     """
-    names, others = list(names), set(reserved)
+    names, others = list(names), {*_PROGRAMS, *reserved}
     paths = [path_below(folder, name) for name in names]
     root, taken = Path(os.path.realpath(folder)), set(names)
     for name, path in zip(names, paths):
         where = f"{os.fspath(folder)}, variable {name}"
         if name in others:
-            raise errors.FileFormatError(f"{where}: a different file of the folder has this name; rename the variable")
+            raise errors.FileFormatError(f"{where}: the name of a different file of the folder; rename the variable")
         parents = [name[:i] for i, c in enumerate(name) if c == "/"]
         if above := [p for p in parents if p in taken or p in others]:
             raise errors.FileFormatError(

@@ -32,7 +32,7 @@ _PLACE, _OBJECT, _ENTRY, _ARRAY, _NOTE = 18, 32, 60, 160, 200
 _NOTHING = object()
 
 
-class Refused(Exception):
+class RefusedPickle(Exception):
     """Error of a damaged or too large pickle, or of content other than arrays and containers."""
 
 
@@ -41,13 +41,13 @@ def load(data: bytes) -> Any:
 
     It may have numbers, texts, bytes, arrays, and dicts, lists and tuples.
 
-    Raises Refused, which says why.
+    Raises RefusedPickle, which says why.
     """
     try:
         machine = _Machine(data)
         return _Settled(len(data), machine.shared).of(machine.run())[0]
     except (UnicodeDecodeError, UnicodeEncodeError) as e:
-        raise Refused(f"a damaged text: {e.reason}") from None
+        raise RefusedPickle(f"a damaged text: {e.reason}") from None
 
 
 # ---- what names in a pickle stand for ------------------------------------------------------------
@@ -73,15 +73,15 @@ class _PendingDtype:
 
     def __init__(self, text: str):
         if not _DTYPE.fullmatch(text):
-            raise Refused(f"dtype {text[:40]!r} holds more than numbers")
+            raise RefusedPickle(f"dtype {text[:40]!r} holds more than numbers")
         self.dtype = np.dtype(text)
 
     def build(self, state: Any) -> None:
         if type(state) is not tuple or len(state) < 5 or not all(type(part) in _ATOMS for part in state):
-            raise Refused("a dtype with fields")
+            raise RefusedPickle("a dtype with fields")
         order = state[1].decode("latin1") if isinstance(state[1], bytes) else state[1]
         if order not in ("<", ">", "=", "|") or state[2:5] != (None, None, None):
-            raise Refused("a dtype with fields")
+            raise RefusedPickle("a dtype with fields")
         if order != "|":
             self.dtype = self.dtype.newbyteorder(order)  # type: ignore[arg-type]  # one of those above
 
@@ -101,14 +101,14 @@ class _PendingArray:
             or type(state[1]) is not tuple
             or type(state[2]) is not _PendingDtype
         ):
-            raise Refused("an array without shape and dtype")
+            raise RefusedPickle("an array without shape and dtype")
         _, shape, pending, fortran, data = state
         data, dtype = _bytes_of(data), pending.dtype
         if len(shape) > _MOST_DIMENSIONS or not all(type(d) is int and 0 <= d < 1 << 48 for d in shape):
-            raise Refused(f"an array of an impossible shape, of {len(shape)} dimensions")
+            raise RefusedPickle(f"an array of an impossible shape, of {len(shape)} dimensions")
         # NumPy multiplies all dimensions but zeros, too.
         if math.prod(d or 1 for d in shape) >= 1 << 56 or math.prod(shape) * dtype.itemsize != len(data):
-            raise Refused(f"an array of {dtype}{list(shape)} does not have {len(data)} bytes")
+            raise RefusedPickle(f"an array of {dtype}{list(shape)} does not have {len(data)} bytes")
         found = np.frombuffer(data, np.uint8 if dtype.kind == "b" else dtype).reshape(
             shape, order="F" if fortran else "C"
         )
@@ -118,7 +118,7 @@ class _PendingArray:
 
 def _bytes_of(data: Any) -> bytes:
     if type(data) not in (bytes, str):
-        raise Refused(f"numbers without bytes: found a {type(data).__name__}")
+        raise RefusedPickle(f"numbers without bytes: found a {type(data).__name__}")
     return data.encode("latin1") if isinstance(data, str) else data
 
 
@@ -129,36 +129,36 @@ def _reconstruct(machine: "_Machine", arguments: tuple[Any, ...]) -> _PendingArr
         or arguments[1] != (0,)
         or type(arguments[2]) not in (bytes, str)
     ):
-        raise Refused("an array that does not begin as one")
+        raise RefusedPickle("an array that does not begin as one")
     return _PendingArray()
 
 
 def _dtype(machine: "_Machine", arguments: tuple[Any, ...]) -> _PendingDtype:
     text = _bytes_of(arguments[0]).decode("latin1") if arguments else ""
     if len(arguments) > 3 or not all(type(a) in (bool, int) for a in arguments[1:]):
-        raise Refused("a dtype of other arguments than text, align and copy")
+        raise RefusedPickle("a dtype of other arguments than text, align and copy")
     return _PendingDtype(text)
 
 
 def _scalar(machine: "_Machine", arguments: tuple[Any, ...]) -> Any:
     if len(arguments) != 2 or type(arguments[0]) is not _PendingDtype:
-        raise Refused("a number without a dtype")
+        raise RefusedPickle("a number without a dtype")
     dtype, data = arguments[0].dtype, _bytes_of(arguments[1])
     if len(data) != dtype.itemsize:
-        raise Refused(f"a number of {dtype} does not have {len(data)} bytes")
+        raise RefusedPickle(f"a number of {dtype} does not have {len(data)} bytes")
     found = np.frombuffer(data, np.uint8 if dtype.kind == "b" else dtype)[0]
     return np.bool_(found) if dtype.kind == "b" else found
 
 
 def _encode(machine: "_Machine", arguments: tuple[Any, ...]) -> bytes:
     if not arguments or type(arguments[0]) is not str or arguments[1:] not in ((), ("latin1",), ("latin-1",)):
-        raise Refused("bytes in an encoding other than latin1")
+        raise RefusedPickle("bytes in an encoding other than latin1")
     return arguments[0].encode("latin1")
 
 
 def _no_bytes(machine: "_Machine", arguments: tuple[Any, ...]) -> bytes:
     if arguments:
-        raise Refused("bytes of something")
+        raise RefusedPickle("bytes made by a function")
     return b""
 
 
@@ -170,13 +170,13 @@ def _ordered(machine: "_Machine", arguments: tuple[Any, ...]) -> OrderedDict[Any
         or type(pairs) not in (list, tuple)
         or any(type(pair) not in (list, tuple) or len(pair) != 2 for pair in pairs)
     ):
-        raise Refused("an OrderedDict of items that are not pairs")
+        raise RefusedPickle("an OrderedDict of items that are not pairs")
     machine.fill(found, [part for pair in pairs for part in pair])
     return found
 
 
 def _no_call(machine: "_Machine", arguments: tuple[Any, ...]) -> Any:
-    raise Refused("an array that is made without _reconstruct")
+    raise RefusedPickle("an array that is made without _reconstruct")
 
 
 _NDARRAY = _Function(_no_call)
@@ -195,7 +195,7 @@ for _module in ("numpy.core.multiarray", "numpy._core.multiarray"):
 
 
 class _Machine:
-    """Runs one pickle. Raises Refused.
+    """Runs one pickle. Raises RefusedPickle.
 
     Each value on the stack has a cost, the bytes of memory that it takes; a value that is popped
     and not kept gives its cost back.
@@ -219,7 +219,7 @@ class _Machine:
             instruction = _INSTRUCTIONS[code]
             instruction.work(self, self._argument(instruction))
         if len(self._stack) != 1 or self._marks:
-            raise Refused("it ends before it is complete")
+            raise RefusedPickle("it ends before it is complete")
         return self._stack[0]
 
     def _look_through(self) -> None:
@@ -230,32 +230,32 @@ class _Machine:
         while (code := self._take(1)[0]) != _STOP:
             instruction = _INSTRUCTIONS.get(code)
             if instruction is None:
-                raise Refused(f"instruction {code:#04x} at offset {self._at - 1}, which arrays have no use for")
+                raise RefusedPickle(f"instruction {code:#04x} at offset {self._at - 1}, which arrays have no use for")
             argument = self._argument(instruction)
             if instruction.work is _Machine.put:
                 self._remember(argument)
             elif instruction.work is _Machine.get:
                 self._used.extend(bytes(max(self._known - len(self._used), 0)))
                 if argument >= self._known:
-                    raise Refused(f"it uses number {argument} before it is known")
+                    raise RefusedPickle(f"it uses number {argument} before it is known")
                 self._used[argument] = 1
         if self._at != len(self._data):
-            raise Refused(f"oversized: {len(self._data) - self._at} bytes follow the pickle")
+            raise RefusedPickle(f"oversized: {len(self._data) - self._at} bytes follow the pickle")
         self._at = self._known = 0
 
     def _remember(self, index: int | None) -> int:
         """Return the number of the next memoized value."""
         index = self._known if index is None else index
         if index > self._known + 1:  # picklers count from 0, or from 1
-            raise Refused(f"it memoizes a value as number {index}, and {self._known} are known")
+            raise RefusedPickle(f"it memoizes a value as number {index}, and {self._known} are known")
         self._known = max(self._known, index + 1)
         return index
 
     def spend(self, cost: int) -> None:
-        """Take a cost from the budget. Raises Refused when it is used up."""
+        """Take a cost from the budget. Raises RefusedPickle when it is used up."""
         self._left -= cost
         if self._left < 0:
-            raise Refused(
+            raise RefusedPickle(
                 f"it would take more than {self._most} bytes of memory, and has {len(self._data)} itself: numbers "
                 "in lists, and very many small arrays, are better saved as larger arrays"
             )
@@ -265,7 +265,7 @@ class _Machine:
     def _take(self, count: int) -> memoryview:
         begin = self._at
         if not 0 <= count <= len(self._data) - begin:
-            raise Refused(f"truncated: {count} bytes at offset {begin}, {len(self._data) - begin} are left")
+            raise RefusedPickle(f"truncated: {count} bytes at offset {begin}, {len(self._data) - begin} are left")
         self._at = begin + count
         return self._data[begin : self._at]
 
@@ -281,7 +281,7 @@ class _Machine:
         begin = bytes(self._data[self._at : self._at + _LONGEST_NAME])
         end = begin.find(b"\n")
         if end < 0:
-            raise Refused(f"a name of more than {_LONGEST_NAME} bytes")
+            raise RefusedPickle(f"a name of more than {_LONGEST_NAME} bytes")
         self._at += end + 1
         return begin[:end].decode("latin1")
 
@@ -299,7 +299,7 @@ class _Machine:
         """Return the values on top and their cost, for a refund if the values are dropped."""
         begin = len(self._stack) - count
         if begin < (self._marks[-1] if self._marks else 0):
-            raise Refused("it takes from an empty stack")
+            raise RefusedPickle("it takes from an empty stack")
         values, cost = self._stack[begin:], sum(self._costs[begin:])
         del self._stack[begin:], self._costs[begin:]
         self._left += _PLACE * count
@@ -307,13 +307,13 @@ class _Machine:
 
     def _top(self, *kinds: type) -> Any:
         if len(self._stack) <= (self._marks[-1] if self._marks else 0) or type(self._stack[-1]) not in kinds:
-            raise Refused(f"expected a {kinds[0].__name__.strip('_')} on the stack")
+            raise RefusedPickle(f"expected a {kinds[0].__name__.strip('_')} on the stack")
         return self._stack[-1]
 
     def _since_mark(self) -> int:
         """Return how many values lie above the last mark, which is removed."""
         if not self._marks:
-            raise Refused("no mark on the stack")
+            raise RefusedPickle("no mark on the stack")
         self._left += _PLACE
         return len(self._stack) - self._marks.pop()
 
@@ -331,7 +331,7 @@ class _Machine:
 
     def whole(self, data: memoryview) -> None:
         if len(data) > _LONGEST_WHOLE:
-            raise Refused(f"a whole number of {len(data)} bytes")
+            raise RefusedPickle(f"a whole number of {len(data)} bytes")
         self._push_object(int.from_bytes(data, "little", signed=True))
 
     def text(self, data: memoryview) -> None:
@@ -366,17 +366,17 @@ class _Machine:
     def fill(self, target: dict[Any, Any], values: list[Any]) -> None:
         """Add keys and values, in turn, to a dict."""
         if len(values) % 2:
-            raise Refused("a key without a value")
+            raise RefusedPickle("a key without a value")
         self.spend(_ENTRY * len(values) // (2 if type(target) is dict else 1))
         for i in range(0, len(values), 2):
             if type(values[i]) not in _ATOMS:
-                raise Refused(f"a key that is a {type(values[i]).__name__}")
+                raise RefusedPickle(f"a key that is a {type(values[i]).__name__}")
             target[values[i]] = values[i + 1]
 
     def put(self, index: int | None) -> None:
         index = self._remember(index)
         if not self._stack:
-            raise Refused("it memoizes a value that is not there")
+            raise RefusedPickle("it memoizes a value that is not there")
         if index < len(self._used) and self._used[index]:
             self.spend(self._costs[-1] + _PLACE * (index + 1 - len(self._memo)))
             self._memo += [_NOTHING] * (index + 1 - len(self._memo))
@@ -384,7 +384,7 @@ class _Machine:
 
     def get(self, index: int) -> None:
         if index >= len(self._memo) or self._memo[index] is _NOTHING:
-            raise Refused(f"it uses number {index} before it is known")
+            raise RefusedPickle(f"it uses number {index} before it is known")
         value = self._memo[index]
         if type(value) in (dict, OrderedDict, list, tuple) and id(value) not in self.shared:
             self.spend(_NOTE)
@@ -394,20 +394,20 @@ class _Machine:
     def name(self, lines: tuple[str, str]) -> None:
         found = _NAMES.get(lines)
         if found is None:
-            raise Refused(f"it names {'.'.join(lines)}, which a file of arrays has no use for; not loaded")
+            raise RefusedPickle(f"it names {'.'.join(lines)}, which a file of arrays has no use for; not loaded")
         self._push(found)
 
     def name_on_stack(self, _: None) -> None:
         values, cost = self._pop(2)
         if not all(type(value) is str and len(value) < _LONGEST_NAME for value in values):
-            raise Refused(f"a name that is no text, or longer than {_LONGEST_NAME}")
+            raise RefusedPickle(f"a name that is no text, or longer than {_LONGEST_NAME}")
         self._left += cost
         self.name((values[0], values[1]))
 
     def call(self, _: None) -> None:
         (function, arguments), cost = self._pop(2)
         if type(function) is not _Function or type(arguments) is not tuple:
-            raise Refused("a call of a value that is no function")
+            raise RefusedPickle("a call of a value that is no function")
         if type(made := function.call(self, arguments)) is _PendingArray:
             self._push(made, _ARRAY + _OBJECT)
         else:
@@ -427,7 +427,7 @@ class _Machine:
 
     def protocol(self, version: int) -> None:
         if not 2 <= version <= 5:
-            raise Refused(f"protocol {version}, expected one of 2 to 5")
+            raise RefusedPickle(f"protocol {version}, expected one of 2 to 5")
 
 
 class _Instruction(NamedTuple):
@@ -510,16 +510,16 @@ class _Settled:
         kind = type(value)
         if kind is _PendingArray:
             if value.value is None:
-                raise Refused("an array without contents")
+                raise RefusedPickle("an array without contents")
             return value.value, 1
         if kind is _PendingDtype or kind is _Function:
-            raise Refused(f"expected arrays, found a {kind.__name__.strip('_')}")
+            raise RefusedPickle(f"expected arrays, found a {kind.__name__.strip('_')}")
         if kind not in (dict, OrderedDict, list, tuple):
             return value, 1
         known = self._known.get(id(value)) if id(value) in self._shared else None
         if known is None:
             if depth == _MOST_DEPTH:
-                raise Refused(f"containers that are more than {_MOST_DEPTH} deep")
+                raise RefusedPickle(f"containers that are more than {_MOST_DEPTH} deep")
             known = self._container(value, depth)
             if id(value) in self._shared:
                 self._known[id(value)] = known
@@ -533,5 +533,5 @@ class _Settled:
             found[place], count = self.of(found[place], depth + 1)
             total += count
             if total > self._most:
-                raise Refused(f"containers that hold more than {self._most} values")
+                raise RefusedPickle(f"containers that hold more than {self._most} values")
         return (tuple(found) if isinstance(value, tuple) else found), total

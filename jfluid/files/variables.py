@@ -12,7 +12,7 @@ import numpy as np
 
 from jfluid import errors
 from jfluid.files.file_sets import Files, FileSet, read_whole, saving
-from jfluid.files.storage import path_below, paths_to_write
+from jfluid.files.storage import MODEL, path_below, paths_to_write
 from jfluid.files.tensor_format import Stored, load_tensors, save_tensors, write_tensors
 from jfluid.ir import schema
 from jfluid.ir.program import Program, default_main_program
@@ -105,7 +105,7 @@ def write_scope(tensors: Iterable[tuple[str, Stored]]) -> None:
 def check_fits(var: Variable, value: np.ndarray, path: str) -> None:
     """Raise FileFormatError, naming file and variable, unless `value` has the variable's shape and element type.
 
-    State that Fluid declares with another shape than it has may have any.
+    State that Fluid declares with a different shape than it has may have any.
     """
     fits = len(var.shape) == value.ndim and all(w in (-1, g) for w, g in zip(var.shape, value.shape))
     if not fits and not schema.current().is_declared_wrong(var.name, var.block.ops):
@@ -158,9 +158,12 @@ def save_vars(
         filename: one file for all of them, in the order of their names; when None a file each, by
             name.
 
-    Raises UninitializedError when a variable has no value, FileFormatError when a file each is
-    wanted and a variable's name leads out of the folder, OSError where the disk does not take them.
-    All of the variables are saved, or none is (see `jfluid.files.file_sets`).
+    Raises:
+        UninitializedError: a variable has no value.
+        FileFormatError: the name of a variable with a separate file leads out of the folder; or a file
+            would replace the folder's program, `__model__`.
+        OSError: the disk does not take the files. All of the variables are saved, or none is (see
+            `jfluid.files.file_sets`).
     """
     dirname = os.fspath(dirname)
     found = chosen(program_of(main_program), vars, predicate)
@@ -170,11 +173,15 @@ def save_vars(
         with saving(dirname) as files:
             _write_each(files, found, tensors)
         return
+    if _file_name(filename) == MODEL:
+        raise errors.FileFormatError(
+            f"{dirname}: filename: {MODEL} is the name of the program's file; choose a different name"
+        )
     found = sorted(found, key=lambda v: v.name)
     tensors = read_scope(v.name for v in found)
     os.makedirs(dirname, exist_ok=True)
     if found:
-        save_tensors(os.path.join(dirname, _file_name(filename)), tensors)
+        save_tensors(os.path.join(dirname, filename), tensors)
 
 
 def write_persistables(files: FileSet, program: Program, filename: str | None) -> None:
@@ -206,7 +213,7 @@ def load_vars(
 ) -> None:
     """Load variables that `save_vars`, or Fluid, saved, into the global scope.
 
-    The arguments are those of `save_vars`.
+    The arguments are the arguments of `save_vars`.
 
     Raises FileFormatError, naming file and variable, for a file that is missing, truncated,
     oversized or damaged, or holds another shape or dtype than the program declares, and for a

@@ -28,7 +28,7 @@ class Fleet:
     Methods other than `init` raise ProgramError before `init`.
 
     Args:
-        mode: one of `Mode`.
+        mode: a member of `Mode`.
     """
 
     def __init__(self, mode: int):
@@ -41,7 +41,7 @@ class Fleet:
         """Find out the role of this process. Call it first.
 
         Args:
-            role_maker: says what the role is; a subclass may have a default.
+            role_maker: the role of this process; a subclass may have a default.
 
         Raises TypeError for anything else than a role maker, and what its `generate_role` raises.
         """

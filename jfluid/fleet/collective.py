@@ -152,8 +152,8 @@ class Collective(Fleet):
     """The processes of a collective job. `fleet` is the one that scripts use.
 
     Attributes:
-        main_program: what to run, once an optimizer has minimised a loss.
-        startup_program: the startup program of that.
+        main_program: the program to run, once an optimizer has minimised a loss.
+        startup_program: the startup program of the main program.
     """
 
     def __init__(self) -> None:
@@ -166,13 +166,13 @@ class Collective(Fleet):
     def init(self, role_maker: RoleMakerBase | None = None) -> None:
         """Find the role of this process, and connect to all processes of the job.
 
-        Call it before any program runs, unless the environment says where the others are, as `jfluid-launch`
-        does.
+        Call it before any program runs, unless the environment has the addresses of the processes, as
+        under `jfluid-launch`.
 
         Args:
             role_maker: PaddleCloudRoleMaker(is_collective=True) when None.
 
-        Raises what `Fleet.init` raises, ProgramError for a job with parameter servers, and
+        Raises the errors of `Fleet.init` , ProgramError for a job with parameter servers, and
         PlaceError when the other processes do not come or JAX has started already.
         """
         super().init(PaddleCloudRoleMaker(is_collective=True) if role_maker is None else role_maker)
@@ -283,7 +283,7 @@ class Collective(Fleet):
             train_status: how far training has come.
             main_program: the program that was trained, if it was not `fleet.main_program`.
             fs: the file system; that of this host when None.
-            local_cache_path: a folder of this host, for what is then uploaded.
+            local_cache_path: a folder of this host for the files before the upload.
             remain_all_checkpoint: whether older checkpoints stay.
         """
         fs = fs if fs is not None else LocalFS()
@@ -295,7 +295,7 @@ class Collective(Fleet):
         divided = _is_divided(program)
         if divided and not self.is_first_worker():
             with tempfile.TemporaryDirectory() as folder:
-                write(folder)  # what the first reads takes all of them
+                write(folder)  # to read the state takes all processes
         else:
             numbered_checkpoints.save(path, train_status, fs, local_cache_path, write)
             if not remain_all_checkpoint:
@@ -370,7 +370,7 @@ class CollectiveOptimizer(DistributedOptimizer):
         strategy: how processes train together; DistributedStrategy() when None.
         owner: the fleet; `fleet` when None.
 
-    Raises TypeError for arguments of other types, ProgramError for a strategy that contradicts
+    Raises TypeError for arguments of wrong types, ProgramError for a strategy that contradicts
     itself.
     """
 

@@ -112,9 +112,9 @@ class RemoteFS(FS):
     """A file system that fsspec knows.
 
     Args:
-        address: where it is, such as "s3://bucket" or "hdfs://host:9000". Paths are those inside of
-            it.
-        options: what fsspec needs to connect to it, such as `user`.
+        address: address of the file system, such as "s3://bucket" or "hdfs://host:9000". Paths are relative to
+            the address.
+        options: options of fsspec for the connection, such as `user`.
 
     Raises UnsupportedError when fsspec lacks a package for that kind of address.
     """
@@ -175,7 +175,7 @@ class RemoteFS(FS):
             with self._progress(f"upload {there}", size) as callback:
                 self._fs.put(*map(list, zip(*pairs)), callback=callback)
         except BaseException:
-            with contextlib.suppress(Exception):  # the first error says what is wrong
+            with contextlib.suppress(Exception):  # the first error is raised
                 self._abandon_parts(fs_path)
             raise
 

@@ -253,7 +253,7 @@ def multi_download(
     """Copy this trainer's share of the files below a folder to this host, several at a time.
 
     Args:
-        trainer_id, trainers: which of how many trainers this is; each takes every so many files.
+        trainer_id, trainers: number of this trainer, and of all; each takes every `trainers`-th file.
         multi_processes: how many files at a time.
 
     Returns the paths of the copies, which lie as in the folder. Raises OSError where one fails.

@@ -95,7 +95,7 @@ def save(path: str, status: TrainStatus, fs: FS, cache: str, write: Callable[[st
         path: the folder, in `fs`.
         status: how far training has come.
         fs: the file system of the folder.
-        cache: a folder of this host, for what is then uploaded.
+        cache: a folder of this host for the files before the upload.
         write: a function that writes the variables to a folder of this host.
     """
     if not isinstance(status, TrainStatus):
@@ -149,9 +149,9 @@ def load(path: str, trainer_id: int, fs: FS, cache: str, read: Callable[[str], N
 
     Args:
         path: the folder, in `fs`.
-        trainer_id: of this process, which downloads to a folder of its own.
+        trainer_id: number of this process, which downloads to a separate folder.
         fs: the file system of the folder.
-        cache: a folder of this host, for what is downloaded.
+        cache: a folder of this host for the downloaded files.
         read: a function that reads the variables from a folder of this host.
 
     Raises FileFormatError when the checkpoint does not say how far training had come, and when one

@@ -103,7 +103,7 @@ class RoleMakerBase:
             f"server_endpoints: {self._server_endpoints}"
         )
 
-    # What processes tell each other
+    # Exchange between processes
     def _gather(self, value: Any, what: str) -> np.ndarray:
         """Return the arrays of all trainers, stacked."""
         if self.worker_num() == 1:
@@ -119,7 +119,7 @@ class RoleMakerBase:
     def all_gather(self, input: Any) -> list[Any]:
         """Return the numbers of all trainers (in a collective job, of all processes).
 
-        All of them must call it.
+        All processes must call it.
 
         Raises UnsupportedError where processes cannot reach each other.
         """
@@ -207,8 +207,8 @@ class PaddleCloudRoleMaker(RoleMakerBase):
     server. A collective job without PADDLE_TRAINER_ENDPOINTS may be one of MPI on this host
     (`mpirun -np 4 python train.py`), whose variables then say the place of each process.
 
-    Unlike in Fluid, the processes of a collective job are workers, and the one of number 0 is the
-    first; in Fluid their `is_worker` and `is_first_worker` are always False.
+    Unlike in Fluid, the processes of a collective job are workers, and process 0 is the first worker.
+    In Fluid `is_worker` and `is_first_worker` of collective processes are always False.
 
     Args:
         is_collective: whether all processes train, and there are no servers.
@@ -375,12 +375,12 @@ class UserDefinedRoleMaker(RoleMakerBase):
     """A role in a job with parameter servers that the script gives.
 
     Args:
-        current_id: the number of this process among those of its role, from 0.
+        current_id: the number of this process among the processes of its role, from 0.
         role: Role.WORKER or Role.SERVER.
         worker_num: how many trainers there are.
         server_endpoints: "ip:port" of each server.
 
-    Raises TypeError for an argument of another type, ProgramError for a value that is impossible.
+    Raises TypeError for an argument of a wrong type, ProgramError for a value that is impossible.
     """
 
     def __init__(
@@ -411,7 +411,7 @@ class UserDefinedCollectiveRoleMaker(RoleMakerBase):
         current_id: the number of this process, from 0.
         worker_endpoints: "ip:port" of each process.
 
-    Raises TypeError for an argument of another type, ProgramError for a value that is impossible.
+    Raises TypeError for an argument of a wrong type, ProgramError for a value that is impossible.
     """
 
     def __init__(self, current_id: int = 0, worker_endpoints: list[str] | None = None):

@@ -1,10 +1,9 @@
 """XLA's threads on the processors of a machine.
 
-Steps on the CPU run on a pool with a thread for each processor. They are awake for a millisecond at a
-time, and some kernels (of virtual machines, for instance, that gather what runs on few virtual
-processors) wake several of them on one processor while another is idle, and move them only
-later. A step of 3 ms then has half of the machine. So each thread is bound to a processor of its
-own, as OpenMP does with OMP_PROC_BIND.
+Steps on the CPU run on a pool with a thread for each processor. The threads are awake for a millisecond at a
+time. Some Linux kernels (in virtual machines, for instance) wake several threads on one processor while a second
+processor is idle, and move the threads only later. A step of 3 ms then has half of the machine. So each thread is
+bound to a separate processor, as OpenMP does with OMP_PROC_BIND.
 """
 
 import contextlib
@@ -14,8 +13,8 @@ from pathlib import Path
 from jfluid import environment
 
 VARIABLE = "JFLUID_BIND_THREADS"
-MOST_PROCESSORS = 8  # beyond, others often share the machine, and a bound thread cannot evade them
-_POOL = "tf_XLAEigen"  # what XLA calls the threads of its pool
+MOST_PROCESSORS = 8  # larger machines are often shared, and a bound thread cannot evade foreign programs
+_POOL = "tf_XLAEigen"  # XLA's name of the threads of its pool
 _bound_in: list[int] = []  # the processes that have asked
 
 
@@ -46,7 +45,7 @@ def _bind(folder: Path) -> None:
     """Bind the threads that a folder of /proc lists; not where there are more than processors."""
     threads = []
     for comm in folder.glob("*/comm"):
-        with contextlib.suppress(OSError):  # a thread of something else may have ended
+        with contextlib.suppress(OSError):  # a thread may have ended
             if comm.read_text().strip() == _POOL:
                 threads.append(int(comm.parent.name))
     processors = sorted(os.sched_getaffinity(0))

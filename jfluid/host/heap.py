@@ -21,7 +21,7 @@ from jfluid import environment
 _TRIM_THRESHOLD, _MMAP_THRESHOLD, _ARENA_MAX = -1, -3, -8
 _MESSAGE_BYTES = 4 << 20
 MOST_KEPT = 1 << 30  # bytes of the largest block that the heap keeps
-# Of the heap, so much is to be of huge pages: less than what makes the allocator give free memory back.
+# Bytes of the heap with huge pages: less than the bound above which the allocator returns free memory.
 _HEAP_BYTES = 3 << 28
 _HUGE_PAGE = 2 << 20
 _APART_BYTES, _FENCE_BYTES = 64 << 20, 1 << 12
@@ -31,7 +31,7 @@ _SMAPS = "/proc/self/smaps"
 _BETWEEN = 2.0  # seconds from one return of free memory to the next during a compilation
 _USED = 7  # the field `uordblks` of `mallinfo2`
 _SAMPLES = 32  # pages of a block that `holds_free` looks at
-# With one of these a user has chosen, and the choice stays.
+# Variables with which a user chooses; the choice stays.
 _VARIABLES = (
     "GLIBC_TUNABLES",
     "MALLOC_ARENA_MAX",
@@ -167,7 +167,7 @@ def holds_free(size: int) -> bool:
     """Return True if the heap would serve a block from resident memory; False if the block would be new memory."""
     library, page = _allocator(), os.sysconf("SC_PAGE_SIZE")
     block = library.malloc(size)
-    library.free(block)  # at once: another thread may take what lies behind the block
+    library.free(block)  # at once: a different thread may take what lies behind the block
     if not block:
         return False
     first, pages = -(-block // page), size // page - 1

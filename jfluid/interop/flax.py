@@ -61,7 +61,7 @@ class FluidModule(nnx.Module):
 def to_scope(module: FluidModule, scope: Scope) -> None:
     """Write the module's values into `scope`, under their Fluid names and in their Fluid dtypes.
 
-    Raises TypeError for another kind of module.
+    Raises TypeError for a different kind of module.
     """
     if not isinstance(module, FluidModule):
         raise TypeError(f"to_scope: expected a FluidModule, found {type(module).__name__}")

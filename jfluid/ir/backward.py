@@ -100,7 +100,7 @@ def gradients(
     Returns:
         The gradient of each input, None where the targets do not depend on it.
 
-    Raises ProgramError when the lists differ in length, or a gradient has another shape than its
+    Raises ProgramError when the lists differ in length, or a gradient has a different shape than its
     target.
     """
     targets, inputs = _as_list(targets), _as_list(inputs)

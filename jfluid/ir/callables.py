@@ -1,8 +1,8 @@
 """The Python functions that programs call by number.
 
 A program names a function by its number in this table, as in Fluid: such a program runs only in the
-process that built it. The table keeps no function alive: the numbers do that operators have as attributes, in a
-program and in its copies, so that functions go with the last program that calls them.
+process that built it. The table keeps no function alive. The numbers in the operators' attributes do, in a
+program and in its copies, so a function is freed with the last program that calls it.
 """
 
 import itertools

@@ -8,7 +8,7 @@ from typing import Any, Protocol, TypeVar
 
 from jfluid.ir.reach import Reach
 
-# of one operator: a gradient's gradient has twice the slots, and models name operators as they like
+# of an operator: a gradient's gradient has twice the slots, and names in model files are arbitrary
 MOST_GRADIENTS = 5
 Op = TypeVar("Op", contravariant=True)  # an Operator, which is defined with the help of this module
 

@@ -223,7 +223,7 @@ class GangJob(Job):
     def _leaves_the_launchers_variables_alone(cls, env: dict[str, str]) -> dict[str, str]:
         taken = [name for name in env if name in ASSIGNED]
         if taken:
-            raise ValueError(f"the launcher gives each process its own {' and '.join(taken)}; remove it")
+            raise ValueError(f"the launcher sets {' and '.join(taken)} for each process; remove it")
         return env
 
     @field_validator("secret_file")

@@ -114,7 +114,7 @@ def _checked(node: Node, options: NodeOptions, count: int | None, saying: str) -
         raise JobError(f"jfluid-launch: {saying or 'the job wants '}{count} hosts, but there are {node.count}")
     if options.rank is not None and options.rank != node.rank:
         raise JobError(
-            f"jfluid-launch: --node-rank {options.rank}, but this host is number {node.rank} of those listed"
+            f"jfluid-launch: --node-rank {options.rank}, but this host is number {node.rank} of the listed hosts"
         )
     if not 0 <= node.rank < node.count:
         raise JobError(

@@ -75,7 +75,7 @@ class Profiles:
     def _has_all(self, id: str, role: str) -> bool:
         """Return True if each process of a role has written its part: each trainer of the job, each recorded server."""
         recorded = len(glob.glob(f"{glob.escape(str(self._folder))}/{role}.*{lines.SUFFIX}"))
-        # the record of a trainer of another host may come after the first parts
+        # the record of a trainer of a different host may come after the first parts
         return len(self._parts(id, role)) >= max(recorded, self._record.trainers if role == "trainer" else 0)
 
     def _wait(self, seconds: float, ready: Callable[[], bool]) -> None:

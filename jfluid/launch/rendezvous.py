@@ -148,7 +148,7 @@ class Head:
         except OSError as error:
             raise JobError(
                 f"jfluid-launch: cannot listen at the coordinator's address {host}:{port}: {error.strerror}; is "
-                "another job running there? Choose another port with --coordinator"
+                "a different job running there? Choose a different port with --coordinator"
             ) from None
         self._listener = sockets.Listener(listening, secret, _PURPOSE, _LONGEST_MESSAGE, _SECONDS_TO_SEND)
 
@@ -234,7 +234,7 @@ class Head:
             return f"there is no host {join.node}"
         return f"host {join.node} is there already" if join.node in joined else None
 
-    # ---- during a run: see supervise.Peers -------------------------------------------------------
+    # ---- during a run: see supervise.PeerLaunchers ----------------------------------------------
 
     def connections(self) -> Sequence[_Connection]:
         return self._connections

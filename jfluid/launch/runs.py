@@ -25,7 +25,7 @@ from jfluid.launch.profiling import Profiles
 from jfluid.launch.recording import JobRecord
 from jfluid.launch.rendezvous import Follower, Head, RunMembers, Verdict, interruption
 from jfluid.launch.shipping import named
-from jfluid.launch.supervise import Peers, Signals, Supervisor
+from jfluid.launch.supervise import PeerLaunchers, Signals, Supervisor
 from jfluid.record.profiles import parse_steps
 from jfluid.security import secret, snapshot_owner
 
@@ -86,7 +86,7 @@ class _Runner:
         self.attempt += 1
         return self._supervise(local_gang(self.job), signals)
 
-    def _supervise(self, members: Sequence[Member], signals: Signals, peers: Peers | None = None) -> Verdict:
+    def _supervise(self, members: Sequence[Member], signals: Signals, peers: PeerLaunchers | None = None) -> Verdict:
         more = ProcessEnvironment(restarts=self.attempt).to_env() | self.record.variables()
         environments = [{**member.env, **(member.env_again if self.attempt else {}), **more} for member in members]
         members = [
@@ -306,7 +306,7 @@ def _ports(count: int, node: Node, reservations: ExitStack) -> list[int]:
     """Return ports for this launcher's processes: from `first_port` on, or free ports."""
     if node.ports is not None:
         if len(node.ports) < count:
-            raise JobError(f"jfluid-launch: {count} processes need as many ports; there are {len(node.ports)}")
+            raise JobError(f"jfluid-launch: {count} processes need {count} ports; there are {len(node.ports)}")
         return list(node.ports[:count])
     if node.first_port is not None:
         first = node.first_port + node.task * count

@@ -69,7 +69,7 @@ class Signals:
         self.received.append(number)
 
 
-class Peers(Protocol):
+class PeerLaunchers(Protocol):
     """The launchers of the job's other hosts."""
 
     @property
@@ -134,7 +134,7 @@ class Supervisor:
         logs: Sequence[Any],
         signals: Signals,
         stall_timeout: float | None = None,
-        peers: Peers | None = None,
+        peers: PeerLaunchers | None = None,
         server_grace: float = 0.0,
         record: JobRecord | None = None,
         clock: Callable[[], float] = time.monotonic,
@@ -468,7 +468,7 @@ class Supervisor:
                 running.signal_group(number)
         strays.send(self._mark, number, {running.process.pid for running in self._running})
 
-    def _tell(self, peers: Peers, now: float) -> None:
+    def _tell(self, peers: PeerLaunchers, now: float) -> None:
         """Report to the other hosts: a failure at once, but not before its output has been read."""
         peers.look()
         if self._told == "failed" or peers.verdict is not None:

@@ -238,7 +238,7 @@ def full(
         stop_gradient: True if no gradient flows to the result.
         name: see `jfluid.layers`.
 
-    Raises AttributeTypeError for another device, and for a shape that is none.
+    Raises AttributeTypeError for a different device, and for a shape that is none.
     """
     check_device(device, "full")
     result = _filled(shape, "float32" if dtype is None else dtype, fill_value, False, out, "full", name)
@@ -267,7 +267,7 @@ def full_like(
         stop_gradient: True if no gradient flows to the result.
         name: see `jfluid.layers`.
 
-    Raises AttributeTypeError for another device.
+    Raises AttributeTypeError for a different device.
     """
     check_variable(input, "full_like", "input")
     check_device(device, "full_like")

@@ -15,7 +15,7 @@ BOOLS = (VarType.BOOL,)
 def hold(value: Any, kinds: tuple[VarType, ...], layer: str, what: str) -> Any:
     """Return `value`, a Variable or a list of Variables, after a check of the dtypes.
 
-    Raises AttributeTypeError for a value of another type, DtypeError for a dtype that is not in `kinds`.
+    Raises AttributeTypeError for a value of a wrong type, DtypeError for a dtype that is not in `kinds`.
     """
     check_variable(value, layer, what)
     for v in value if isinstance(value, (list, tuple)) else (value,):

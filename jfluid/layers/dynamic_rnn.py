@@ -32,7 +32,7 @@ class DynamicRNN:
         states = rnn()  # with the LoD of `sentence`
 
     A sequence that has ended takes no part in later steps. Raises ProgramError when its methods are
-    called in another order.
+    called in a different order.
     """
 
     BEFORE_RNN, IN_RNN, AFTER_RNN = range(3)

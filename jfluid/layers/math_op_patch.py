@@ -127,7 +127,7 @@ def getitem(x: Variable, index: Any) -> Variable:
     step may be any number but 0, and no Variable.
 
     Raises:
-        AttributeTypeError: the index is of another type.
+        AttributeTypeError: the index is of a different type.
         ShapeError: there are more indices than dimensions.
         PositionError: a position is outside, which is an IndexError.
     """

@@ -78,7 +78,7 @@ def pool2d(
         [N, C, H', W'] in the same format, where H' = (H + top + bottom - height) / stride + 1,
             rounded down or up, and W' likewise.
 
-    Raises ProgramError for another type, size, padding or format.
+    Raises ProgramError for a different type, size, padding or format.
     """
     attrs = _attributes(
         "pool2d",
@@ -156,7 +156,7 @@ def adaptive_pool2d(
     Returns:
         [N, C, *pool_size]; or (that, positions) of the same shape.
 
-    Raises ProgramError for another type, and for `require_index` with "avg".
+    Raises ProgramError for a different type, and for `require_index` with "avg".
     """
     return _adaptive(2, input, pool_size, pool_type, require_index, name)
 

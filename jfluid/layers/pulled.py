@@ -68,7 +68,7 @@ def _pull_sparse(
     Returns:
         The rows: the shape of `input` with `size` in place of the last 1; a list for a list.
 
-    Raises UnsupportedError for a ctr_label_name, ValueError for another dtype.
+    Raises UnsupportedError for a ctr_label_name, ValueError for a different dtype.
     """
     _check_fields("_pull_sparse", dtype, ctr_label_name)
     return _pulled("lookup_table", "_pull_sparse", input, size, f"table_{table_id}", padding_id)
@@ -96,7 +96,7 @@ def _pull_box_sparse(input: Ids, size: int, dtype: str = "float32") -> Any:
 
     For arguments and result see `_pull_sparse`; there is no padding id.
 
-    Raises ValueError for another dtype.
+    Raises ValueError for a different dtype.
     """
     _check_fields("_pull_box_sparse", dtype, "")
     return _pulled("lookup_table", "_pull_box_sparse", input, size, "table_box", None)

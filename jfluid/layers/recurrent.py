@@ -16,7 +16,7 @@ _NUMBERS = {"identity": 0, "sigmoid": 1, "tanh": 2, "relu": 3}
 def activation_number(layer: str, argument: str, name: str) -> int:
     """Return the number that recurrent operators know an activation by.
 
-    Raises ProgramError for another name.
+    Raises ProgramError for a different name.
     """
     if name not in _NUMBERS:
         raise errors.ProgramError(f"{layer}, {argument}: expected one of {', '.join(_NUMBERS)}, found {name!r}")

@@ -86,7 +86,7 @@ def nce(
 def sampler_number(sampler: str) -> int:
     """Return the number that the operator `nce` knows a sampler by.
 
-    Raises ProgramError for another name.
+    Raises ProgramError for a different name.
     """
     if sampler not in _SAMPLERS:
         raise errors.ProgramError(f"nce, sampler: expected one of {', '.join(_SAMPLERS)}, found {sampler!r}")

@@ -282,10 +282,11 @@ def lod_reset(x: Variable, y: Variable | None = None, target_lod: Sequence[int] 
     Raises ProgramError if neither is given. A step raises OperandError for offsets that do not start
     at 0, that fall, or that do not end at the rows of `x`.
     """
-    if y is None and target_lod is None:
+    if y is not None:
+        return emit("lod_reset", {"X": x, "Y": y})
+    if target_lod is None:
         raise errors.ProgramError("lod_reset: give y or target_lod")
-    attrs = {} if y is not None else {"target_lod": list(target_lod or ())}
-    return emit("lod_reset", {"X": x, "Y": y}, attrs)
+    return emit("lod_reset", {"X": x}, {"target_lod": list(target_lod)})
 
 
 def lod_append(x: Variable, level: Variable | Sequence[int]) -> Variable:

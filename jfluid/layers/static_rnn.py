@@ -33,7 +33,7 @@ class StaticRNN:
             rnn.step_output(new)
         states = rnn()
 
-    Raises ProgramError when its methods are called in another order than this.
+    Raises ProgramError when its methods are called in a different order than this.
     """
 
     BEFORE_RNN_BLOCK, IN_RNN_BLOCK, AFTER_RNN_BLOCK = range(3)

@@ -12,7 +12,7 @@ from typing import Any
 
 from llvmlite import ir
 
-from jfluid.machine_code import processor, xla_tasks
+from jfluid.machine_code import ffi_runtime, processor
 from jfluid.machine_code.extents import Array, Extents, KernelGroup, parts
 from jfluid.machine_code.llvm_writer import FLOAT, I1, I32, I64, POINTER, VOID, Function, Module
 from jfluid.machine_code.processor import LANES, REGISTERS
@@ -33,7 +33,7 @@ _NUMBERS = (
 )
 _UNROLLED = 4  # steps of a loop between two jumps
 KINDS = ("forward", "gradient", "images")
-# The numbers of a call, see `xla_tasks.py` for the first two. Images are read in bands of `band` rows of
+# The numbers of a call, see `ffi_runtime.py` for the first two. Images are read in bands of `band` rows of
 # the result: where they are if `direct`, otherwise from a copy with borders of zeros.
 GEOMETRY = (
     "chunks memory images height width channels rows columns filters window_height window_width "
@@ -57,7 +57,7 @@ def write(module: Module) -> None:
         for kind, counts in (("columns", _COLUMNS), ("numbers", _NUMBERS))
     )
     for kind, chunk, tiles in zip(KINDS, (_forward, _gradient, _images), (columns, numbers, columns)):
-        xla_tasks.define(module, name(kind), chunk(module, tiles))
+        ffi_runtime.define(module, name(kind), chunk(module, tiles))
 
 
 def extents(name_: str, n: Any) -> Extents:
@@ -164,7 +164,7 @@ def _tile(module: Module, kind: str, count: int, lanes: tuple[int, ...]) -> Any:
 
 def _chunk(module: Module, kind: str) -> tuple[Function, dict[str, Any]]:
     """Begin the kernel of a chunk of the result; return the kernel and its values: arguments and derived sizes."""
-    f = xla_tasks.begin_chunk(module, name(kind), ("x", "y", "out"), GEOMETRY)
+    f = ffi_runtime.begin_chunk(module, name(kind), ("x", "y", "out"), GEOMETRY)
     v = f.v
     v["window"] = f.product(v["window_width"], v["channels"])  # numbers in a row of it
     v["step"] = f.product(v["across"], v["channels"])

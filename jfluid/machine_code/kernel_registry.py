@@ -17,7 +17,7 @@ import jaxlib.version
 
 from jfluid import flags
 from jfluid.caches import kept_files
-from jfluid.machine_code import llvm_writer, processor, xla_tasks
+from jfluid.machine_code import ffi_runtime, llvm_writer, processor
 from jfluid.machine_code.extents import KernelGroup
 
 _MOST_FILES = 12
@@ -77,7 +77,7 @@ def _report_refusal(error: Exception) -> None:
     if _refusals:
         return
     _refusals.append(error)
-    version = ".".join(map(str, xla_tasks.VERSION))
+    version = ".".join(map(str, ffi_runtime.VERSION))
     _log.warning(
         "CPU kernels are off, and XLA computes instead: jaxlib %s has no interface %s for foreign functions: %s",
         jaxlib.version.__version__,

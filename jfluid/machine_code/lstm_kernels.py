@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from jfluid.machine_code import processor, sequence_kernels, vector_functions, xla_tasks
+from jfluid.machine_code import ffi_runtime, processor, sequence_kernels, vector_functions
 from jfluid.machine_code.extents import Array, Extents, KernelGroup
 from jfluid.machine_code.llvm_writer import I64, Module
 from jfluid.machine_code.sequence_kernels import Group
@@ -19,8 +19,8 @@ MEMORY = _GATES + 2  # float32 of it for each number of the state of a group
 def write(module: Module) -> None:
     """Write all kernels."""
     multiply = vector_functions.product(module)
-    xla_tasks.define(module, FORWARD, _forward(module, multiply), given=6, made=3)
-    xla_tasks.define(module, BACKWARD, _backward(module, multiply), given=10, made=5)
+    ffi_runtime.define(module, FORWARD, _forward(module, multiply), given=6, made=3)
+    ffi_runtime.define(module, BACKWARD, _backward(module, multiply), given=10, made=5)
 
 
 def extents(name: str, n: Any) -> Extents:

@@ -12,7 +12,7 @@ from typing import Any
 
 from llvmlite import ir
 
-from jfluid.machine_code import processor, xla_tasks
+from jfluid.machine_code import ffi_runtime, processor
 from jfluid.machine_code.extents import Array, Extents, KernelGroup
 from jfluid.machine_code.llvm_writer import (
     FLOAT,
@@ -33,7 +33,7 @@ WIDTH = 2 * LANES  # columns that are
 LOWEST = TILE - 2
 _HEIGHTS = tuple(range(TILE, LOWEST - 1, -1))  # of tiles: few rows are computed twice
 BLOCK = 408  # rows, at most, whose products are added up before they are added to those of others
-# The numbers of a call, see `xla_tasks.py` for the first two. x is [depth, rows], y [depth, columns], or
+# The numbers of a call, see `ffi_runtime.py` for the first two. x is [depth, rows], y [depth, columns], or
 # the other way round if `x_turned`, `y_turned`. A chunk is the tiles of one of `parts` parts of the rows, and the
 # panels of one of `groups` parts of the columns, each of `WIDTH` or the last of `LANES`, or of fewer if
 # there are no more. `held` rows of y are copied at once: of all of them, a thread's next chunk of the same columns
@@ -87,7 +87,7 @@ def extents(name: str, n: Any) -> Extents:
 
 def write(module: Module) -> None:
     """Write the kernel."""
-    xla_tasks.define(module, NAME, _Chunk(module).write())
+    ffi_runtime.define(module, NAME, _Chunk(module).write())
 
 
 KERNELS = KernelGroup((NAME,), GEOMETRY, write, extents, bits=processor.AVX512)
@@ -290,7 +290,7 @@ class _Chunk:
         self._packing_y = [_tile(module, TILE, WIDTH, along, "others") for along in (False, True)]
         self._packing_x = _tile(module, TILE, WIDTH, copies="numbers")
         self._stores = _stores(module)
-        self._f = f = xla_tasks.begin_chunk(module, NAME, ("x", "y", "out"), GEOMETRY)
+        self._f = f = ffi_runtime.begin_chunk(module, NAME, ("x", "y", "out"), GEOMETRY)
         self._v, self._b = v, b = f.v, f.b
         self._times = b.sdiv(f.sum(v["depth"], b.sub(v["held"], I64(1))), v["held"])  # packings of y
         i = b.srem(v["chunk"], v["parts"])
@@ -302,7 +302,7 @@ class _Chunk:
         group, panels = b.sdiv(v["chunk"], v["parts"]), self._parts_of(v["columns"], WIDTH)
         self._start, self._stop = (self._part(n, panels, v["groups"]) for n in (group, f.sum(group, I64(1))))
         # Packed rows of y serve all chunks of a thread with the same group.
-        noted = xla_tasks.holds(f, v["scratch"])
+        noted = ffi_runtime.holds(f, v["scratch"])
         self._known = b.icmp_signed("==", f.load(noted, I64), f.sum(group, I64(1)))
         self._several = b.icmp_signed(">", self._times, I64(1))
         b.store(b.select(self._several, I64(0), f.sum(group, I64(1))), noted)

@@ -9,12 +9,12 @@ from typing import Any
 import numpy as np
 from llvmlite import ir
 
-from jfluid.machine_code import processor, xla_tasks
+from jfluid.machine_code import ffi_runtime, processor
 from jfluid.machine_code.extents import Array, Extents, KernelGroup
 from jfluid.machine_code.llvm_writer import FLOAT, I1, I32, I64, POINTER, VOID, Function, Module
 
 TAKE, PUT, ADD, MERGE = (f"jfluid_row_{name}" for name in ("take", "put", "add", "merge"))
-# The numbers of a call, see `xla_tasks.py` for the first two. There are `count` rows of tables [height, width].
+# The numbers of a call, see `ffi_runtime.py` for the first two. There are `count` rows of tables [height, width].
 # A chunk is `group` of them, or those that belong to it by their hash. `MERGE`, which has one chunk, makes
 # `room` rows with a hash table of `places`, a power of 2 and more than `count`.
 GEOMETRY = "chunks memory count height width group room places".split()
@@ -26,10 +26,10 @@ _FACTOR = 0x9E3779B97F4A7C15 - (1 << 64)  # 2^64 over the golden ratio: neighbou
 
 def write(module: Module) -> None:
     """Write all kernels."""
-    xla_tasks.define(module, TAKE, _take(module), given=2)
-    xla_tasks.define(module, PUT, _put(module), given=3)
-    xla_tasks.define(module, ADD, _add(module), given=4)
-    xla_tasks.define(module, MERGE, _merge(module), given=2, made=3)
+    ffi_runtime.define(module, TAKE, _take(module), given=2)
+    ffi_runtime.define(module, PUT, _put(module), given=3)
+    ffi_runtime.define(module, ADD, _add(module), given=4)
+    ffi_runtime.define(module, MERGE, _merge(module), given=2, made=3)
 
 
 def extents(name: str, n: Any) -> Extents:
@@ -61,7 +61,7 @@ KERNELS = KernelGroup((TAKE, PUT, ADD, MERGE), GEOMETRY, write, extents, bits=pr
 
 
 def _begin(module: Module, name: str, arrays: str) -> Function:
-    return xla_tasks.begin_chunk(module, name, arrays.split(), GEOMETRY)
+    return ffi_runtime.begin_chunk(module, name, arrays.split(), GEOMETRY)
 
 
 def _row(f: Function, i: Any) -> Any:

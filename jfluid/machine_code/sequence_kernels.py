@@ -11,13 +11,13 @@ from typing import Any
 
 import numpy as np
 
-from jfluid.machine_code import xla_tasks
+from jfluid.machine_code import ffi_runtime
 from jfluid.machine_code.extents import Array, parts
 from jfluid.machine_code.llvm_writer import I32, I64, POINTER, Module
 from jfluid.machine_code.processor import LANES
 from jfluid.machine_code.vector_functions import MOST_ROWS, VectorFunctions
 
-# The first numbers of a call, see `xla_tasks.py` for the first two. There are `batches` of arrays, which
+# The first numbers of a call, see `ffi_runtime.py` for the first two. There are `batches` of arrays, which
 # share weights, each of `number` sequences in `rows` rows. A group has `group` sequences; a row follows
 # another of its sequence `stride` rows later.
 GEOMETRY = "chunks memory batches rows number width group stride backwards".split()
@@ -82,7 +82,7 @@ class Group:
         of_sequences: str,
         geometry: Sequence[str],
     ):
-        self.f = xla_tasks.begin_chunk(module, name, arrays.split(), geometry)
+        self.f = ffi_runtime.begin_chunk(module, name, arrays.split(), geometry)
         f, v, b = self.f, self.f.v, self.f.b
         self.vectors = VectorFunctions(f)
         batch = b.srem(v["chunk"], v["batches"])

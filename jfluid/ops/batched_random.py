@@ -32,7 +32,7 @@ class Drawn:
     values: jax.Array
 
 
-class Request(NamedTuple):
+class Draw(NamedTuple):
     """Numbers that an operator draws: `x * scale + shift`, with numbers x of a distribution without parameters.
 
     Attributes:
@@ -47,20 +47,20 @@ class Request(NamedTuple):
     shift: np.float32
 
 
-def uniform(shape: Sequence[int], low: float, high: float) -> Request:
+def uniform(shape: Sequence[int], low: float, high: float) -> Draw:
     """Return the request of numbers in [low, high)."""
     bottom, top = np.float32(low), np.float32(high)
-    return Request("uniform", math.prod(shape), top - bottom, bottom)
+    return Draw("uniform", math.prod(shape), top - bottom, bottom)
 
 
-def normal(shape: Sequence[int], mean: float, deviation: float) -> Request:
+def normal(shape: Sequence[int], mean: float, deviation: float) -> Draw:
     """Return the request of normally distributed numbers."""
-    return Request("normal", math.prod(shape), _ROOT * np.float32(deviation), np.float32(mean))
+    return Draw("normal", math.prod(shape), _ROOT * np.float32(deviation), np.float32(mean))
 
 
-def truncated_normal(shape: Sequence[int], mean: float, deviation: float) -> Request:
+def truncated_normal(shape: Sequence[int], mean: float, deviation: float) -> Draw:
     """Return the request of normally distributed numbers within two standard deviations."""
-    return Request("truncated_normal", math.prod(shape), np.float32(deviation), np.float32(mean))
+    return Draw("truncated_normal", math.prod(shape), np.float32(deviation), np.float32(mean))
 
 
 def possible(key: Any) -> bool:
@@ -72,11 +72,11 @@ def possible(key: Any) -> bool:
     )
 
 
-def request(kind: str, attrs: Mapping[str, Any]) -> Request | None:
+def request(kind: str, attrs: Mapping[str, Any]) -> Draw | None:
     """Return the numbers that an operator draws; None for an unknown shape and for dtypes other than float32.
 
     Args:
-        kind: as of `Request`.
+        kind: as of `Draw`.
         attrs: attributes of the operator, defaults included.
     """
     shape = attrs["shape"]
@@ -88,7 +88,7 @@ def request(kind: str, attrs: Mapping[str, Any]) -> Request | None:
     return make(shape, attrs["mean"], attrs["std"])
 
 
-def batches(requests: Mapping[int, Request], most: int) -> list[list[int]]:
+def batches(requests: Mapping[int, Draw], most: int) -> list[list[int]]:
     """Divide requests into batches of one kind, each of at most `most` numbers; return the keys of the requests."""
     found, kind, total = list[list[int]](), "", 0
     for at, own in sorted(requests.items(), key=lambda item: (item[1].kind, item[0])):
@@ -105,7 +105,7 @@ def folded(key: Any, numbers: np.ndarray) -> jax.Array:
     return jnp.stack(_words(jax.random.key_data(key), jnp.asarray(numbers)), 1)
 
 
-def drawn(requests: Sequence[Request], keys: jax.Array) -> list[Drawn]:
+def drawn(requests: Sequence[Draw], keys: jax.Array) -> list[Drawn]:
     """Return the numbers of each request, all of one kind.
 
     A loop draws blocks of numbers. Each request begins at a block: numbers of a block share a key and a scale. XLA
@@ -138,7 +138,7 @@ def is_large(key: Any, shape: Sequence[int], dtype: Any) -> bool:
     return dtype == np.float32 and _LARGE <= math.prod(shape) < 1 << 31 and possible(key)
 
 
-def large(own: Request, key: Any) -> jax.Array:
+def large(own: Draw, key: Any) -> jax.Array:
     """Return the numbers of a request with a threefry key.
 
     The numbers are drawn in parts, each written into the result: a single draw would take several times the memory of
@@ -179,7 +179,7 @@ def _words(keys: jax.Array, numbers: jax.Array) -> tuple[jax.Array, jax.Array]:
 
 
 def _shaped(kind: str, bits: jax.Array, scale: Any, shift: Any) -> jax.Array:
-    """Return float32 numbers from random bits; see `Request`. `jax.random` gives the same numbers."""
+    """Return float32 numbers from random bits; see `Draw`. `jax.random` gives the same numbers."""
     one = np.float32(1)
     fractions = jax.lax.bitcast_convert_type((bits >> 9) | one.view(np.uint32), np.float32) - one
     if kind == "uniform":

@@ -14,7 +14,7 @@ from jax import Array, lax
 from jfluid import errors
 from jfluid.ops import refusals
 from jfluid.ops.ragged import Level, Ragged, Value, need, offsets_of, positions, rows_of, unpad, within
-from jfluid.ops.refusals import Rule
+from jfluid.ops.refusals import RefusalRule
 from jfluid.ops.registry import Int, Ints, String, op
 
 
@@ -44,7 +44,7 @@ def _labels(label: Value, ragged: Ragged | None) -> Array:
     rows="sequence",
     refuses=(
         refusals.lengths("Length", "Emission", 1),
-        Rule(
+        RefusalRule(
             "Label",
             lambda ins, attrs: _above_tags(ins["Label"], ins["Transition"].shape[1], ins["Length"]),
             "expected tags up to {limit}, one less than the columns of Transition, found {found}",
@@ -157,9 +157,9 @@ def _tags(attrs: Mapping[str, Any]) -> int:
     return attrs["num_chunk_types"] * scheme[0] if scheme else 0
 
 
-def _known_tags(slot: str) -> Rule:
+def _known_tags(slot: str) -> RefusalRule:
     """Return the rule that tags of a slot are of the scheme."""
-    return Rule(
+    return RefusalRule(
         slot,
         lambda ins, attrs: _above_tags(ins[slot], _tags(attrs) + 1, ins["SeqLength"]),
         "expected tags up to {limit}, the types of chunks times the tags of each, found {found}",

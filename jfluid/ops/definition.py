@@ -9,8 +9,8 @@ from jfluid.ir.codec import COMMON_ATTRS
 from jfluid.ir.reach import Reach
 from jfluid.ir.types import VarType
 
-# Every operator may carry these: they choose one of Fluid's kernels, which XLA does by itself. They
-# stay in the program, so that it is saved as it was read.
+# Attributes that every operator may have. They choose a kernel of Fluid; XLA chooses kernels itself. The attributes
+# stay in the program, so that a program is saved as it was read.
 HINT_ATTRS = {
     "use_cudnn": "BOOLEAN",
     "use_mkldnn": "BOOLEAN",
@@ -27,10 +27,10 @@ HINT_ATTRS = {
     "min_row_size_to_use_multithread": "LONG",
     "force_cpu": "BOOLEAN",
     "fuse_with_relu_grad": "BOOLEAN",
-    # Set on every operator by `Program.clone(for_test=True)`; those that behave differently declare
-    # it themselves.
+    # Set on every operator by `Program.clone(for_test=True)`. Operators that behave differently in test form declare
+    # the attribute.
     "is_test": "BOOLEAN",
-    # What passes of `fluid.contrib.slim.quantization` note for each other and for other engines.
+    # Notes of passes of `fluid.contrib.slim.quantization`, for later passes and for inference engines.
     "quantization_type": "STRING",
     "skip_quant": "BOOLEAN",
     "activation_bits": "INT",
@@ -98,8 +98,8 @@ class Options:
     Attributes:
         grad: True if `append_backward` goes through the operator.
         nograd: input slots that never get a gradient.
-        unsaved: output slots that the gradient operator is not given (Fluid's kernels read a
-            meaning into them).
+        unsaved: output slots that are not inputs of the gradient operator (Fluid's kernels would change
+            their behaviour).
         inplace: output slot -> input slot of the same shape and dtype, usually the same variable.
         rng: True if the function takes `key`, a JAX random key that differs by step and operator.
         draws: distribution in `jfluid.ops.batched_random` for an operator that draws random numbers.
@@ -129,15 +129,15 @@ class Options:
             with channels last (see `jfluid.compile.rewrites.image_layout`).
         entire: True if the operator is an update whose result depends on the whole tensor (a norm of
             it), so that parts of the tensor cannot be updated separately.
-        examples: input slots whose first dimension numbers independent examples; all examples share
-            the other inputs. The first dimension of the outputs numbers the examples too. Outputs of a
+        examples: input slots with independent examples along the first dimension; all examples share
+            the remaining inputs. Outputs have the examples along the first dimension, too. Outputs of a
             gradient operator may be sums over examples. Replicas then run the operator once. Or a
             function `(attributes, inputs by slot) -> bool`, where inputs are `Ragged` if replicas have
             rows of their own.
-        declared_wrong: input slots whose values may have other shapes than Fluid's layers declare.
-        refuses: rules (`jfluid.ops.refusals.Rule`) of input values that are refused before a step runs.
-        reaches: how the operator acts outside of its computation, or None. Programs that were read are
-            refused with it. An operator that the host runs, or one without a function, must declare it.
+        declared_wrong: input slots with values of shapes that differ from the declarations of Fluid's layers.
+        refuses: rules (`jfluid.ops.refusals.RefusalRule`) of input values that are refused before a step runs.
+        reaches: effects of the operator outside of its computation, or None. Loaded programs with such
+            operators are refused. A host operator, and an operator without a function, must declare it.
         absent: why this release cannot run the operator; it stands in programs that are made, printed and
             saved.
     """
@@ -189,11 +189,11 @@ class OpDef(Options):
             fetch, blocks).
         forward: for a gradient that is derived by `jax.vjp`, the operator that it belongs to.
         wants_ctx, wants_rows: whether the function has a parameter `ctx`, or `rows`.
-        wants_replicas: True if it has a parameter `replicas`, how many have rows in X, one after the
-            other: each has values of its own in the slots that `inplace` names, [replicas, ...],
+        wants_replicas: True if the function has a parameter `replicas`: the number of replicas with rows in
+            X, in order. Each replica has separate values in the slots of `inplace`, [replicas, ...],
             and in the outputs that are not in `row_outs`.
-        wants_shared: True if it has a parameter `shared`: whether outputs are the variables that
-            `inplace` says they may be.
+        wants_shared: True if the function has a parameter `shared`: True if the outputs are the same variables
+            as the inputs that `inplace` names.
     """
 
     type: str

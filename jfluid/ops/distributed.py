@@ -18,7 +18,7 @@ from jfluid.ops.selected_rows import SelectedRows
 _LOCAL = "127.0.0.1:6164"  # Fluid's default of every endpoint
 _AT_EPMAP, _AT_ENDPOINTS = Reach("network", ("epmap",)), Reach("network", ("endpoints",))
 _LISTENS = Reach("network", ("endpoint",))
-# An Executor reads these out of a program before it compiles the rest (jfluid.distributed): they
+# An Executor takes these operators out of a program before it compiles the rest (jfluid.distributed): they
 # never run one by one.
 _wire = functools.partial(
     op,

@@ -1,9 +1,9 @@
 """Quantization: floats as integers of few bits with a scale, and back.
 
 With b bits a value x of scale s is the integer round(clip(x, -s, s) * (2^(b-1) - 1) / s), half away
-from zero. The "fake" operators keep such integers in floats, so that training computes with what a
-quantized model will compute with. They have no gradient: a rewritten program lets gradients pass
-by them (`jfluid.contrib.quantize`).
+from zero. The "fake" operators keep such integers in floats, so that training computes with the values of the
+quantized model. The operators have no gradient: in a rewritten program gradients bypass the
+operators (`jfluid.contrib.quantize`).
 """
 
 from typing import Any
@@ -36,7 +36,7 @@ def _peak(x: Array, rows: RowMask | None = None) -> Array:
 
 
 def _integers(x: Array, scale: Array, largest: int) -> Array:
-    """Return the integers that stand for x, as floats."""
+    """Quantize x: round x / scale to integers of at most `largest`, as floats."""
     inverse = jnp.where(scale <= 1e-30, 1 / (scale + 1e-6), 1 / scale)
     scaled = largest * inverse * jnp.clip(x, -scale, scale)
     return jnp.where(scaled < 0, -1.0, 1.0).astype(x.dtype) * jnp.floor(jnp.abs(scaled) + 0.5)

@@ -154,8 +154,8 @@ class Ragged:
         return self.like(unpad(dense, self.last, self.capacity, time_major))
 
 
-# What an operator that works by sequences takes and gives: an array or `Ragged`, sparse rows, an
-# array of tensors. Its first lines say which (`need`).
+# Values of operators that work by sequences: an array or `Ragged`, sparse rows, an
+# array of tensors. The first lines of an operator check the kind (`need`).
 Value = Any
 
 

@@ -12,7 +12,7 @@ from jfluid.ops.axes import check_one_dtype
 from jfluid.ops.ragged import Level, Value, need
 from jfluid.ops.random import key_of
 from jfluid.ops.recurrent_loops import ACTIVATIONS, gru_of_rows, initial, lstm_of_rows, time_mask
-from jfluid.ops.refusals import Rule, outside
+from jfluid.ops.refusals import RefusalRule, outside
 from jfluid.ops.registry import op
 from jfluid.ops.sequence_loops import GruArrays, GruForm, LstmArrays, LstmForm
 from jfluid.ops.shape import is_unknown
@@ -239,7 +239,7 @@ def rnn_memory_helper(x: Array, *, dtype: int = 5) -> Array:
     outs=("Out",),
     grad=False,
     refuses=(
-        Rule(
+        RefusalRule(
             "Parents",
             lambda ins, attrs: outside(ins["Parents"], ins["Ids"].shape[2] - 1),
             "expected beams from 0 to {limit}, found {found}",

@@ -3,8 +3,8 @@
 They run in time-major padded form, for the length of the batch's longest sequence.
 Their gradients are written by hand: everything that does not depend on the step before is computed
 for all steps at once, so that a step of the backward loop is one matrix product and few elementwise
-operations, and the gradient of the weights is one product for all. Where `sequence_loops` has a loop
-over the rows as they lie, that runs instead.
+operations, and the gradient of the weights is one product for all. If `sequence_loops` has a loop
+over ragged rows in place, that loop runs instead.
 """
 
 import functools
@@ -40,7 +40,7 @@ _SLOPES: dict[str, Callable[[Array], Array]] = {
 def initial(op_type: str, slot: str, state: Value | None, shape: tuple[int, int], dtype: Any) -> Array:
     """Return the state [number, width] that sequences begin with: zeros for None.
 
-    Raises ShapeError for one of another shape: one row is not all sequences' state.
+    Raises ShapeError for one of a different shape: one row is not all sequences' state.
     """
     if state is None:
         return jnp.zeros(shape, dtype)

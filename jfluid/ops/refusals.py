@@ -44,7 +44,7 @@ class Found(NamedTuple):
         return jnp.where(bad, jnp.concatenate([*numbers, shown]), 0)
 
 
-class Rule(NamedTuple):
+class RefusalRule(NamedTuple):
     """Check of an operator's input values.
 
     Attributes:
@@ -95,16 +95,16 @@ def outside(values: Value, most: Any) -> Found:
     return found._replace(wrong=found.wrong | _of_real_rows(values, found.values < 0))
 
 
-def lengths(slot: str, of: str, axis: int) -> Rule:
+def lengths(slot: str, of: str, axis: int) -> RefusalRule:
     """Return the rule that lengths are in [0, size of an axis of the input `of`]."""
-    return Rule(
+    return RefusalRule(
         slot,
         lambda ins, attrs: outside(ins[slot], rows_of(ins[of]).shape[axis]),
         f"expected lengths from 0 to the {{limit}} steps of {of}, found {{found}}",
     )
 
 
-def pictures(channels: str) -> Rule:
+def pictures(channels: str) -> RefusalRule:
     """Return the rule that a sequence of X has `channels` entries for each row of ROW and column of COLUMN.
 
     `channels` names an attribute.
@@ -117,7 +117,7 @@ def pictures(channels: str) -> Rule:
         x, rows, columns = (level.lengths.astype(jnp.int64) for level in levels)
         return Found(x != attrs[channels] * rows * columns, x, attrs[channels])
 
-    return Rule(
+    return RefusalRule(
         "X",
         find,
         f"expected sequences of {channels} ({{limit}}) times the rows of ROW times those of COLUMN, found "

@@ -39,7 +39,7 @@ Blocks = Annotated[tuple[Any, ...], "BLOCKS"]
 _KIND_OF_DEFAULT = {bool: "BOOLEAN", int: "INT", float: "FLOAT", str: "STRING"}
 _OPS: dict[str, OpDef] = {}
 _BUILT_IN: dict[str, OpDef] = {}  # built-in operators
-# Made while a script runs: they stand in no program that is saved. They go with the last that holds them.
+# Operators made while a script runs. No saved program contains such an operator. It is freed with its last reference.
 _LOCAL: WeakValueDictionary[str, OpDef] = WeakValueDictionary()
 P = ParamSpec("P")
 Function = TypeVar("Function", bound=Callable[..., Any])

@@ -254,7 +254,7 @@ def sequence_enumerate(x: Value, *, win_size: Int, pad_value: Int = 0) -> Value:
     nograd=("Ids",),
     rows="sequence",
     refuses=(
-        refusals.Rule(
+        refusals.RefusalRule(
             "Ids",
             lambda ins, attrs: refusals.outside(ins["Ids"], ins["X"].shape[1] - 1),
             "expected columns of X from 0 to {limit}, found {found}",

@@ -27,7 +27,7 @@ from jfluid.ops.ragged import (
     within,
 )
 from jfluid.ops.ragged_dispatch import NeedsExactRows
-from jfluid.ops.refusals import Found, Rule
+from jfluid.ops.refusals import Found, RefusalRule
 from jfluid.ops.registry import Int, Ints, op
 
 
@@ -151,12 +151,12 @@ def _slice_lengths(ins: Mapping[str, Any], attrs: Mapping[str, Any]) -> Found | 
     nograd=("Offset", "Length"),
     rows="sequence",
     refuses=(
-        Rule(
+        RefusalRule(
             "Offset",
             _slice_offsets,
             "expected an offset in each sequence of X, whose longest has {limit} rows, found {found}",
         ),
-        Rule(
+        RefusalRule(
             "Length",
             _slice_lengths,
             "expected at most the rows of each sequence of X from its offset on; the longest has "
@@ -210,7 +210,7 @@ def _tight(x: Ragged, what: str) -> Ragged:
     nograd=("PadValue",),
     rows="sequence",
     refuses=(
-        Rule(
+        RefusalRule(
             "X",
             _too_long,
             "expected sequences of at most maxlen, {limit}, rows, found lengths {found}",
@@ -276,7 +276,7 @@ def sequence_unpad(x: Value, length: Value) -> Value:
     if isinstance(x, Ragged) and not x.exact and x.capacity > number:
         rows = rows[:number]  # later rows are padding
     if rows.shape[0] != number and not static_values.placeholder():
-        raise errors.ShapeError(f"sequence_unpad: X has {rows.shape[0]} rows, Length {number} lengths")
+        raise errors.ShapeError(f"sequence_unpad: X has {rows.shape[0]} rows, and Length has {number} lengths")
     dense = rows if rows.ndim > 2 else rows[..., None]
     level = Level(offsets_of(lengths), steps, count=count)
     return Ragged(unpad(dense, level, rows.shape[0] * steps), (level,))
@@ -295,7 +295,7 @@ def _not_divided(ins: Mapping[str, Any], attrs: Mapping[str, Any]) -> Found | No
     outs=("Out",),
     rows="sequence",
     refuses=(
-        Rule(
+        RefusalRule(
             "X",
             _not_divided,
             "expected sequences whose rows make whole rows of new_dim numbers, multiples of {limit}, "
@@ -366,12 +366,12 @@ def _wrong_above(ins: Mapping[str, Any], attrs: Mapping[str, Any]) -> Found | No
     nograd=("Y",),
     rows="sequence",
     refuses=(
-        Rule(
+        RefusalRule(
             "Y",
             _wrong_offsets,
             "expected offsets that start at 0, never fall and end at the {limit} rows of X, found {found}",
         ),
-        Rule(
+        RefusalRule(
             "X",
             _wrong_above,
             "append: the LoD of X has to end at the {limit} sequences of the level that is added, found {found}",

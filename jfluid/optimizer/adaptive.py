@@ -348,7 +348,7 @@ class FtrlOptimizer(Optimizer):
     ):
         super().__init__(learning_rate, parameter_list, regularization, grad_clip, name)
         if l1 != l2:
-            warnings.warn(f"Ftrl: as in Fluid 1.8, l1={l1} is taken for l2={l2} too", stacklevel=2)
+            warnings.warn(f"Ftrl: l1={l1} replaces l2={l2}, as in Fluid 1.8", stacklevel=2)
         self._l1 = l1
         self._lr_power = lr_power
 

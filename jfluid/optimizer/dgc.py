@@ -26,7 +26,7 @@ class DGCMomentumOptimizer(Optimizer):
     From step `rampup_begin_step` on, each replica adds its gradient to a momentum of its own and
     that to a rest; of the rest it sends only the elements of the largest magnitude, and keeps the
     others for later steps. Replicas gather the elements that each has sent, and step by the mean of
-    them. Before, they step as `Momentum` does. Parameters of fewer than 16384 elements, of another
+    them. Before, they step as `Momentum` does. Parameters of fewer than 16384 elements, of a different
     type than float32, and those with sparse gradients are always updated as by `Momentum`.
 
     Each replica keeps its momentum and residual; the first replica's are saved. Data parallelism

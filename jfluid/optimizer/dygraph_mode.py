@@ -45,7 +45,7 @@ class DygraphMode:
         Dygraph mode only; for programs there is `fluid.load`.
 
         Raises DygraphError if it lacks an accumulator or the schedule's state, or where a value
-        has another shape or dtype.
+        has a different shape or dtype.
         """
         _check_mode("set_dict", "Use fluid.load(program, path).")
         if not isinstance(state_dict, Mapping):

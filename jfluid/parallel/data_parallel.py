@@ -30,7 +30,7 @@ from jfluid.places import CPUPlace
 _MAX_STEPS = 32
 
 
-class DataParallel:
+class DataParallelProgram:
     """Program on the devices of places.
 
     Args:
@@ -49,7 +49,7 @@ class DataParallel:
         places: Sequence[Any] | None,
         sums: Sequence[str] = (),
     ):
-        self._sums, self._others = list(sums), LruCache[DataParallel]()
+        self._sums, self._others = list(sums), LruCache[DataParallelProgram]()
         self.program, self.build, self.execution, self.places = program, build, execution, places
         self.devices: list[jax.Device] = []  # of all processes
         self._own: list[jax.Device] = []  # of this process
@@ -99,7 +99,7 @@ class DataParallel:
             and build.gradient_scale_strategy != build.GradientScaleStrategy.Customized
         )
 
-    def other(self, program: Program, sums: Sequence[str] = ()) -> "DataParallel":
+    def other(self, program: Program, sums: Sequence[str] = ()) -> "DataParallelProgram":
         """Return a further program on the same devices, with the same settings.
 
         Args:
@@ -107,13 +107,13 @@ class DataParallel:
         """
         found = self._others.get_or_make(
             (program.fingerprint, *sums),
-            lambda: DataParallel(program, self.build, self.execution, self.places, sums),
+            lambda: DataParallelProgram(program, self.build, self.execution, self.places, sums),
         )
         found._own, found.devices, found.replicas = self._own, self.devices, self.replicas
         found.program = program  # an equal program may have a different seed
         return found
 
-    def for_feed(self, feed: Any) -> "DataParallel":
+    def for_feed(self, feed: Any) -> "DataParallelProgram":
         """Return this object, or the first replicas alone for a feed of fewer batches or rows than replicas.
 
         Only a program that infers runs on fewer replicas: no replica waits. The last batches of a test may be such
@@ -129,7 +129,7 @@ class DataParallel:
             return self
         found = self._others.get_or_make(
             (count, self.program.fingerprint),
-            lambda: DataParallel(self.program, self.build, self.execution, None),
+            lambda: DataParallelProgram(self.program, self.build, self.execution, None),
         )
         found._own = found.devices = self._own[:count]
         found.replicas, found.program = count, self.program

@@ -36,7 +36,7 @@ def of_one_replica() -> None:
     """Log that the number of replicas is not set."""
     if threads() > 1:
         _LOG.warning(
-            "CPU_NUM is not set: the program runs in one replica, whose steps XLA spreads over all %d "
+            "CPU_NUM is not set: the program runs in one replica. XLA spreads its steps over all %d "
             "processors that the process may use, with the results of one device, as Fluid 1.8 does. "
             "CPU_NUM=%d divides each batch among %d replicas",
             *[threads()] * 3,

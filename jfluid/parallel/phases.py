@@ -79,7 +79,7 @@ def split(plan: Plan, sums: Sequence[str] = ()) -> list[list[Phase]]:
     for _, op, definition in items:
         if definition.collective and not definition.sums and not writes_of(op).isdisjoint(gradients):
             raise errors.UnsupportedError(
-                f"operator {op.type} brings gradients together, as with_data_parallel does too: run "
+                f"operator {op.type} sums gradients, and with_data_parallel would sum the gradients again: run "
                 "a program of mode 'collective' by Executor.run itself" + _at(op)
             )
     found: list[list[Phase]] = []

@@ -213,8 +213,8 @@ class PipelineDevices(OneDevice):
         return jax.jit(function, donate_argnums=(0,), compiler_options=options(self.devices[at]))
 
     def entry(
-        self, at: int, names: Sequence[Sequence[str]], beside: executable_cache.Beside
-    ) -> executable_cache.Entry | None:
+        self, at: int, names: Sequence[Sequence[str]], beside: executable_cache.TraceResults
+    ) -> executable_cache.DiskEntry | None:
         device, identity = self.devices[at], ("section", *map(list, names))
         return executable_cache.entry(self.plan, at, identity, [device], options(device), beside)
 

@@ -13,7 +13,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 
 from jfluid import errors, flags, processes
 from jfluid.compile.dynamic_shapes.stream import FeedShares, ShapeStream
-from jfluid.compile.dynamic_shapes.traced import Call
+from jfluid.compile.dynamic_shapes.traced import CompiledCall
 from jfluid.compile.lowering import trace
 from jfluid.compile.lowering.lower import NOTHING, Known
 from jfluid.compile.lowering.plan import Plan
@@ -170,12 +170,14 @@ class Replicas(Placement):
         run.__name__ = run.__qualname__ = function.__name__
         return jax.jit(run, donate_argnums=(0,), compiler_options=options(self._devices[0]))
 
-    def executables(self, at: int, fresh: Callable[[], Function], entry: executable_cache.Entry | None = None) -> Call:
+    def executables(
+        self, at: int, fresh: Callable[[], Function], entry: executable_cache.DiskEntry | None = None
+    ) -> CompiledCall:
         return _Calls(Executables(lambda: self.compiled(at, fresh()), entry), self.sharding)
 
     def entry(
-        self, at: int, names: Sequence[Sequence[str]], beside: executable_cache.Beside
-    ) -> executable_cache.Entry | None:
+        self, at: int, names: Sequence[Sequence[str]], beside: executable_cache.TraceResults
+    ) -> executable_cache.DiskEntry | None:
         if self.sharding.spans_processes:
             return None
         sums = [[phase.reduced for phase in group] for group in self._phases]
@@ -206,11 +208,11 @@ class Replicas(Placement):
             raise replica_feeds.uneven(error, self.sharding.replicas) from error
         return found
 
-    def _watched(self, at: int) -> AbstractContextManager[collective_watch.Call]:
+    def _watched(self, at: int) -> AbstractContextManager[collective_watch.CollectiveCall]:
         """Return the context of a call of segment `at`, which waits for other processes if it sums gradients."""
         if self.sharding.spans_processes and any(phase.reduced for phase in self._phases[at]):
             return collective_watch.call(collective_watch.STEP)
-        return nullcontext(collective_watch.Call())
+        return nullcontext(collective_watch.CollectiveCall())
 
     def unpacked(self, results: Any) -> Any:
         jax.block_until_ready(_Calls.running)

@@ -35,7 +35,7 @@ def check(items: Iterable[Item]) -> None:
         if definition.collective or op.type.startswith("sync_batch_norm"):
             raise errors.UnsupportedError(
                 f"operator {op.type} computes with the values of all replicas, and the shapes differ here: feed "
-                "batches whose replicas have sequences of one length, or run the program on one device"
+                "batches in which all replicas have sequences of one length, or run the program on one device"
             )
 
 

@@ -22,7 +22,7 @@ from jfluid.ops.collective import AXIS
 from jfluid.ops.definition import OpDef
 from jfluid.ops.gradients import GRAD
 from jfluid.ops.ragged import Ragged
-from jfluid.ops.refusals import Rule
+from jfluid.ops.refusals import RefusalRule
 from jfluid.ops.repeated import Repeated
 from jfluid.ops.selected_rows import SelectedRows
 from jfluid.ops.static_values import Unknown, is_static
@@ -178,7 +178,7 @@ class VmappedLowering(Lowering):
             self._reads = dict.fromkeys(self._reads, Kind.REPLICATED)
         return super()._apply(at, op, definition, env)
 
-    def _refused(self, op: Operator, rules: list[Rule], inputs: dict[str, Any], attrs: Any) -> Any:
+    def _refused(self, op: Operator, rules: list[RefusalRule], inputs: dict[str, Any], attrs: Any) -> Any:
         """Return the values that the first refusing replica refuses, for each rule."""
         own = {n for n in op.input_arg_names if self.kinds[n] is Kind.PER_REPLICA}
         axes = {
@@ -303,7 +303,7 @@ def run(
 ) -> Kinds:
     """Trace the operators of all replicas over values by name; return the kinds of all values.
 
-    The outputs are added to the values. Further arguments are those of `trace.lower` and `trace.First`.
+    The outputs are added to the values. Further arguments are the arguments of `trace.lower` and `trace.First`.
 
     Args:
         stacked: names of the values that are stacked.

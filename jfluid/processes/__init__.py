@@ -34,7 +34,7 @@ def join(endpoints: Sequence[str], trainer_id: int) -> None:
     endpoints = list(endpoints)
     if len(set(endpoints)) < len(endpoints) or not 0 <= trainer_id < len(endpoints):
         raise errors.ProgramError(
-            f"expected different endpoints and an id among them, found id {trainer_id} of {endpoints}"
+            f"expected different endpoints and the id of an endpoint, found id {trainer_id} of {endpoints}"
         )
     if _joined is not None:
         if _joined != (endpoints, trainer_id):

@@ -31,7 +31,7 @@ _STATES_A_SECOND = 100  # that a rank reads while it waits
 _SECONDS_TO_PUBLISH = 2.0  # at the end of a process: the coordinator may be gone
 
 
-class State(NamedTuple):
+class RankState(NamedTuple):
     """The collective calls of a rank.
 
     Attributes:
@@ -56,7 +56,7 @@ class State(NamedTuple):
         return f"waits in a {self.inside} after {done}" if self.inside else f"is past {done}"
 
 
-def contradiction(states: Mapping[int, State]) -> str | None:
+def contradiction(states: Mapping[int, RankState]) -> str | None:
     """Return the description of a call that not all ranks will join, or None if no such call is known."""
     waiting = {rank: state for rank, state in states.items() if state.inside}
     for rank, state in waiting.items():
@@ -76,7 +76,7 @@ def contradiction(states: Mapping[int, State]) -> str | None:
     return None
 
 
-class Store(Protocol):
+class KeyValueStore(Protocol):
     """Key-value store of all ranks."""
 
     def key_value_set(self, key: str, value: str, allow_overwrite: bool) -> None: ...
@@ -85,7 +85,7 @@ class Store(Protocol):
 
 
 @dataclass
-class Call:
+class CollectiveCall:
     """A collective call; `result` is an array that is ready once all ranks have joined it."""
 
     result: Any = None
@@ -99,10 +99,10 @@ class CollectiveWatch:
         store: holds the states of all ranks.
     """
 
-    def __init__(self, rank: int, store: Store):
+    def __init__(self, rank: int, store: KeyValueStore):
         self._rank, self._store = rank, store
-        self._state, self._result = State(), None
-        self._seen = self._published = State()
+        self._state, self._result = RankState(), None
+        self._seen = self._published = RankState()
         self._since = 0.0
         self._next_comparison = 0.0
         self._told = -1  # number of the call whose absent ranks were logged
@@ -116,12 +116,12 @@ class CollectiveWatch:
         atexit.register(self._finish)
 
     @contextlib.contextmanager
-    def call(self, kind: str) -> Iterator[Call]:
+    def call(self, kind: str) -> Iterator[CollectiveCall]:
         """Count a collective call around its body."""
         before = self._state
         self._since, self._result = time.monotonic(), None
-        self._state = State(before.calls + 1, before.steps + (kind == STEP), kind)
-        call = Call()
+        self._state = RankState(before.calls + 1, before.steps + (kind == STEP), kind)
+        call = CollectiveCall()
         try:
             yield call
         except BaseException:
@@ -168,14 +168,14 @@ class CollectiveWatch:
         if not (state.inside or state.ended) or now < max(self._since + patience, self._next_comparison):
             return None
         found = self._store.key_value_dir_get(f"{_FOLDER}/")
-        states = {int(key.rpartition("/")[2]): State(*json.loads(value)) for key, value in found}
+        states = {int(key.rpartition("/")[2]): RankState(*json.loads(value)) for key, value in found}
         self._next_comparison = now + len(states) / _STATES_A_SECOND
         if self._state != state:
             return None
         self._log_absent(state, states)
         return contradiction(states | {self._rank: state})
 
-    def _log_absent(self, state: State, states: Mapping[int, State]) -> None:
+    def _log_absent(self, state: RankState, states: Mapping[int, RankState]) -> None:
         """Log the ranks that do not come to a call of some seconds, once for each call."""
         if not state.inside or self._told == state.calls or time.monotonic() - self._since < _SECONDS_UNTIL_TOLD:
             return
@@ -218,6 +218,6 @@ def start(rank: int) -> None:
     _watch.start()
 
 
-def call(kind: str) -> contextlib.AbstractContextManager[Call]:
+def call(kind: str) -> contextlib.AbstractContextManager[CollectiveCall]:
     """Return the context of a collective call; without other processes nothing is counted."""
-    return contextlib.nullcontext(Call()) if _watch is None else _watch.call(kind)
+    return contextlib.nullcontext(CollectiveCall()) if _watch is None else _watch.call(kind)

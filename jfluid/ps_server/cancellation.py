@@ -22,7 +22,7 @@ def wait(changed: threading.Condition, done: Callable[[], bool], alive: Alive) -
 
     The caller holds the lock of `changed`.
 
-    Raises StateError when the caller has gone, and what `done` raises.
+    Raises StateError when the caller has gone, and the errors of `done`.
     """
     while not done():
         _look(alive)

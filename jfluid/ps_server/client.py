@@ -1,8 +1,8 @@
 """Client: one trainer's connections to all servers of a job.
 
-A hash of its id decides which server owns a row; `create` says which server owns a block. The
-client makes ids distinct and sums the gradients of equal ids before it sends them. It sends a call
-that gets no answer again, with the same sequence number, until `timeout_s` is over: servers apply
+The hash of an id decides which server owns the row; `create` says which server owns a block. The
+client makes ids distinct and sums the gradients of equal ids before sending. It repeats a call
+without an answer, with the same sequence number, until `timeout_s` is over: servers apply
 it once.
 """
 
@@ -71,8 +71,8 @@ class _ShardedCall:
 class Client:
     """Calls from one trainer. Safe for threads.
 
-    All methods raise ServerError, or one of its kinds in `jfluid.ps_server.errors`, with the
-    server's reason, or when there is no answer.
+    All methods raise ServerError, or a subclass in `jfluid.ps_server.errors`, with the
+    server's reason, or if there is no answer.
 
     A client that pushes, pulls for training, or waits at a barrier acts as the trainer of its
     number from then on (see `enter`). A client that only looks up, pulls with `train=False`, saves
@@ -82,8 +82,8 @@ class Client:
         endpoints: "host:port" of all servers, in the job's order.
         token: the job's.
         trainer: this trainer's number, from 0.
-        incarnation: of this trainer process, from 1 to 2**64 - 1; higher than those of its earlier
-            processes. By default it is higher than any that a server knows.
+        incarnation: number of this trainer process, from 1 to 2**64 - 1; higher than the numbers of the
+            trainer's earlier processes. By default it is higher than all numbers that servers know.
         timeout_s: for how long a call is retried. It does not bound calls that wait for other
             trainers (barriers, rounds).
         heartbeat_s: seconds between a trainer's heartbeats; 0 for none (every call counts as one,
@@ -196,7 +196,7 @@ class Client:
 
         Without ranges the hashes of their ids decide which servers own its rows.
 
-        Raises ServerError when the ranges do not follow one another from id 0 on.
+        Raises ServerError unless the ranges are consecutive from id 0 on.
         """
         self._directory.place_table(name, width, ranges)
 
@@ -212,13 +212,12 @@ class Client:
         """Return rows of tables by ids (int64 [n], which may repeat), and values of blocks.
 
         Args:
-            rows: ids by table; a RowRequest says, too, what to do until they come.
+            rows: ids by table; a RowRequest also has work for the time until the rows come.
             round: wait until this round of synchronous training is applied.
-            train: create rows for ids that have none, and count shows; otherwise tables stay as
-                they are.
-            confirm: have the servers apply what was pushed for the round with `hold`.
-            or_no_rows: where rows are refused, do the rest, and return none: asking for them alone
-                says why.
+            train: create rows for ids without a row, and count shows; otherwise tables do not change.
+            confirm: let the servers apply the pushes of the round with `hold`.
+            or_no_rows: if rows are refused, do the rest, and return no rows: a separate request for the rows
+                raises the reason.
         """
         call = _ShardedCall(self._directory, len(self._connections), blocks, or_no_rows)
         call.pull.add_rows(call.requests, rows or {}, or_none=or_no_rows)
@@ -240,10 +239,10 @@ class Client:
         """Change rows and blocks.
 
         Args:
-            rows: for each table ids (int64 [n]) and gradients (float32 [n, width]); those of equal
-                ids are summed, unless `merged` says that there are none.
-            blocks: for each block a gradient of its shape.
-            learning_rate: in place of that of the tables and blocks.
+            rows: for each table ids (int64 [n]) and gradients (float32 [n, width]); gradients of equal
+                ids are summed, unless `merged` says that ids are distinct.
+            blocks: for each block a gradient of the block's shape.
+            learning_rate: replaces the learning rate of the tables and blocks.
             round: 0 applies the push at once; k waits until all trainers have pushed for round k
                 and their average is applied.
             change: ADD adds to the values and ASSIGN sets them, both without the optimizer (ids of
@@ -389,7 +388,7 @@ class Client:
         """Tell all servers that this trainer has finished, and close.
 
         A trainer with a replay log first waits, for at most a minute, until its last pushes are in
-        a snapshot or all trainers have left: until then a restarted server may need them again.
+        a snapshot or all trainers have left: until then a restarted server may need the pushes again.
         """
         self._connections.leave()
 

@@ -25,7 +25,7 @@ from jfluid.ps_server.errors import (
 from jfluid.ps_server.grpc_transport import ASIDE_S, GrpcTransport
 from jfluid.ps_server.replay_log import LoggedCall, ReplayLog, SequenceNumbers
 from jfluid.ps_server.socket_channels import CallStreams
-from jfluid.ps_server.transport import SMALLEST, Call, Sender, Transport
+from jfluid.ps_server.transport import SMALLEST, Sender, ServerCall, Transport
 from jfluid.ps_server.zero_copy import IncomingExchangeReply, IncomingPullReply, OutgoingRequest
 
 T = TypeVar("T")
@@ -40,7 +40,7 @@ _REFUSALS: dict[grpc.StatusCode, type[errors.ServerError]] = {
 }
 _NOTHING = IncomingPullReply(memoryview(b""))
 _ASIDE_TRIES = 3  # how often to ask for an answer that nothing depends on
-# Its own, since retries happen in threads: a script's numbers are those of its seed.
+# A separate generator, since retries happen in threads and must not change the script's random numbers.
 _JITTER = random.Random()
 logger = logging.getLogger(__name__)
 
@@ -56,15 +56,14 @@ class ServerConnection:
     """Calls to one server. Safe for threads.
 
     A server that is killed and restarted continues from a snapshot, or empty. A trainer's calls
-    name the incarnation of the server that they are for, and any other refuses them. Then the
-    client repairs the server before anything else changes it: it creates its tables and blocks
-    again and replays the calls of its replay log, so that the server has all that it had
-    acknowledged.
+    name the incarnation of the server, and a server with a different incarnation refuses the calls. Then the
+    client repairs the server before anything else changes it: it creates the server's tables and blocks
+    again and replays the calls of the replay log, so that the server has all acknowledged calls.
 
     Args:
         credentials: for TLS; None for none.
         timeout_s: for how long a call is retried, and a lost connection reopened.
-        trainer: whose calls these are.
+        trainer: number of the calling trainer.
         keep_bytes: the size of the replay log: calls since the server's last snapshot, which are
             sent again when the server is restored from it.
 
@@ -122,7 +121,7 @@ class ServerConnection:
         data = request.SerializeToString()
         if len(data) > wire.LARGEST_MESSAGE:
             raise TooLargeError(f"{method}: a message of {len(data)} bytes; the limit is {wire.LARGEST_MESSAGE}")
-        call = Call(method, [data], len(data))
+        call = ServerCall(method, [data], len(data))
         return self._tried(method, lambda timeout_s: self._grpc.send(call, timeout_s), waits)
 
     def _port(self) -> int | None:
@@ -181,13 +180,13 @@ class ServerConnection:
                 if self._life == life:
                     keep(reply)
                     return reply
-            # Another thread has repaired the server in the meantime: it lacks the call that its
+            # A different thread has repaired the server in the meantime: the server lacks the call that its
             # predecessor has just answered.
 
     def look(self, caller: pb.Caller, at_once: bool) -> None:
         """Send a heartbeat.
 
-        If its answer shows that the server has restarted, repair it, now or in another thread.
+        If its answer shows that the server has restarted, repair it, now or in a different thread.
         """
         reply = self.call("Heartbeat", pb.HeartbeatRequest(caller=caller))
         if not self._life or reply.server_incarnation == self._life:
@@ -222,13 +221,12 @@ class ServerConnection:
             transport.forget()
         self.on_restart(self)
         calls, through = self.replay_log.beyond(0), 0
-        if (
-            calls and calls[0].caller.incarnation == status.incarnation
-        ):  # what it knows of earlier incarnations says nothing about this one
+        # The server's number counts pushes of the incarnation that it knows.
+        if calls and calls[0].caller.incarnation == status.incarnation:
             through = status.through
             calls = self.replay_log.beyond(through)
         logger.warning(
-            "server %s has started again; it has the pushes up to %d, %d kept ones are sent again",
+            "server %s has started again with all pushes up to %d; %d later pushes are sent again",
             self.endpoint,
             through,
             len(calls),
@@ -259,7 +257,7 @@ class ServerConnection:
         message.hold = message.hold and message.round > self._applied
         self._exchange(call.request, call.reply_bytes, waits=bool(message.round))
 
-    # ---- what trainers send ----
+    # ---- calls of trainers ----
 
     def exchange(self, request: OutgoingRequest, reply_bytes: int, waits: bool = False) -> IncomingExchangeReply:
         """Push, pull, or both in one call, in chunks if the request or the reply (of about `reply_bytes`) is large.
@@ -303,7 +301,7 @@ class ServerConnection:
         request = pb.LeaveRequest(caller=caller, knows=True)
         for _ in range(_ASIDE_TRIES):
             try:
-                self._grpc.send(Call("Leave", [request.SerializeToString()], 0), min(self.timeout_s, ASIDE_S))
+                self._grpc.send(ServerCall("Leave", [request.SerializeToString()], 0), min(self.timeout_s, ASIDE_S))
                 return
             except grpc.RpcError as error:
                 if error.code() != grpc.StatusCode.UNAVAILABLE:
@@ -314,7 +312,7 @@ class ServerConnection:
     # ---- how it goes ----
 
     def _exchange(self, request: OutgoingRequest, reply_bytes: int, waits: bool) -> IncomingExchangeReply:
-        call = Call.of(request, reply_bytes)
+        call = ServerCall.of(request, reply_bytes)
         sender = self._fast_sender(call.size)
 
         def send(timeout_s: float | None) -> Any:
@@ -335,7 +333,7 @@ class ServerConnection:
             start = time.monotonic()
             try:
                 return send(None if waits else max(end - start, 0.001))
-            # what gRPC raises on a connection that was closed meanwhile
+            # gRPC's error on a connection that was closed meanwhile
             except ValueError as error:
                 if not self._closed.is_set():
                     raise

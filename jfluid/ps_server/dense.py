@@ -93,7 +93,7 @@ class DenseBlock:
         return value, version
 
     def push(self, gradient: Array, learning_rate: float | None = None) -> int:
-        """Update by a gradient (float32, of the block's shape); returns the new version."""
+        """Apply a gradient (float32, of the block's shape); returns the new version."""
         self._check("gradient", gradient)
         with self._lock:
             self.step += 1

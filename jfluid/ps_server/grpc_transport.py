@@ -8,7 +8,7 @@ from jfluid import errors
 from jfluid.ps_server import ps_pb2 as pb
 from jfluid.ps_server import wire
 from jfluid.ps_server.auth import Session, Unary
-from jfluid.ps_server.transport import STREAM, Call, Sender, Transport, read_reply
+from jfluid.ps_server.transport import STREAM, Sender, ServerCall, Transport, read_reply
 
 # gRPC uses the second also as the limit of an attempt to connect, for which a busy server needs
 # more than the first.
@@ -51,7 +51,7 @@ class GrpcTransport(Transport):
     def sender(self, size: int) -> Sender:
         return self.send
 
-    def send(self, call: Call, timeout_s: float | None) -> Any:
+    def send(self, call: ServerCall, timeout_s: float | None) -> Any:
         """Send a call and return the parsed reply. Raises RpcError, and ValueError after `close`."""
         data = b"".join(call.parts)
         if call.method == STREAM:
@@ -60,11 +60,11 @@ class GrpcTransport(Transport):
 
     def attach(self) -> pb.AttachReply | None:
         """Ask the server for the port of its streams; None without an answer."""
-        call = Call("Attach", [pb.AttachRequest().SerializeToString()], 0)
+        call = ServerCall("Attach", [pb.AttachRequest().SerializeToString()], 0)
         try:
             reply: pb.AttachReply = self.send(call, min(self._timeout_s, ASIDE_S))
             return reply
-        # the call that wants a channel then goes through gRPC, and reports what is wrong
+        # the call that wants a channel then goes through gRPC, and raises the error
         except (grpc.RpcError, errors.ServerError, ValueError):
             return None
 

@@ -186,7 +186,7 @@ def _distinct(ids, secret):
 
 @kernel
 def summed(values, inverse, count):
-    """float32 [count, width]: the rows of `values` [n, width] summed by `inverse`."""
+    """Return the rows of `values` [n, width], summed by `inverse`: float32 [count, width]."""
     out = np.zeros((count, values.shape[1]), np.float32)
     for i in range(len(inverse)):
         total, row = out[inverse[i]], values[i]  # with these the compiler adds in vectors

@@ -40,7 +40,7 @@ class _Trainer:
     through: int = 0  # all sequences up to here were applied
     beyond: set[int] = field(default_factory=set)  # and these
     running: set[int] = field(default_factory=set)
-    refused: set[int] = field(default_factory=set)  # of those that were not applied
+    refused: set[int] = field(default_factory=set)  # sequences of calls that were not applied
 
     def applied(self, sequence: int) -> bool:
         return sequence <= self.through or sequence in self.beyond
@@ -69,8 +69,8 @@ class Ledger:
     """The applied (trainer, incarnation, sequence).
 
     Sequences may come in any order. A trainer that starts again takes a higher incarnation, and
-    nothing of its earlier life is applied from then on. Calls that were acknowledged and are not
-    known here were lost when a server was restored from a snapshot: they are counted.
+    nothing of its earlier life is applied from then on. Acknowledged calls that are not known here were lost
+    when a server was restored from a snapshot; the ledger counts lost calls.
 
     Args:
         count_lost: whether that is worth telling.

@@ -30,7 +30,7 @@ class _Labelled(dict[str | tuple[str, ...], Any]):
         return self.setdefault(labels, self._metric.labels(*names))
 
 
-class Metrics:
+class ServerMetrics:
     """Counters and histograms of one server in a separate registry, in part with labels.
 
     Attributes:
@@ -163,7 +163,7 @@ class _State:
 class _Waits:
     """Collector of the waits of synchronous rounds at the moment of a scrape."""
 
-    def __init__(self, metrics: Metrics):
+    def __init__(self, metrics: ServerMetrics):
         self._metrics = metrics
 
     def collect(self) -> Iterator[Metric]:

@@ -113,7 +113,7 @@ class MetricsServer(ThreadingHTTPServer):
                 if not self._told:
                     self._told = True
                     logger.warning(
-                        "metrics: no connection can be accepted, and none is for %g s at a time: %s",
+                        "metrics: cannot accept connections, next attempt in %g s: %s",
                         sockets.PAUSE_S,
                         error.strerror,
                     )

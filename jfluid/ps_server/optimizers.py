@@ -3,11 +3,10 @@
 All that there is to know of one stands in its `RuleDef`: a new one touches this file only. (`update_rule`
 makes a rule of a definition and settings.)
 
-A rule is one of those that take sparse rows in Fluid and need nothing but the row, or FTRL. Fluid's
-momentum, Adam and RMSProp also move the rows that a step has no gradient for. A table cannot touch
-all its rows at every step; `idle` makes up for what a row has missed when it is next touched, from
-the rates of the missed steps, so that the rows are those of Fluid. With `lazy_mode` rows without a
-gradient stay as they are.
+A rule needs only a row and takes sparse rows in Fluid; FTRL is a rule, too. Fluid's momentum, Adam and
+RMSProp also move rows without a gradient. A table cannot touch all its rows in every step. When a row is
+next touched, `idle` applies the missed steps with the learning rates of these steps, so rows equal Fluid's
+rows. With `lazy_mode` rows without a gradient do not change.
 
 Constants are 32-bit floats, as Fluid's attributes are, and `1 - beta` is taken from the rounded
 value.
@@ -27,7 +26,7 @@ from pydantic import Field, FiniteFloat, field_validator
 from jfluid.ps_server.kernels import body_of, floats_at, head_of, kernel
 from jfluid.ps_server.validation import NAME, Spec
 
-# What `specs` offers, too.
+# Names that `specs` exports, too.
 __all__ = ["Adagrad", "Adam", "Ftrl", "Momentum", "Program", "RMSProp", "Sgd", "SlotSpec"]
 
 Array = np.ndarray[Any, Any]
@@ -36,7 +35,7 @@ MOST_SLOTS = 16
 _NEGLIGIBLE = 1e-10
 _ZERO, _HALF, _ONE = np.float32(0), np.float32(0.5), np.float32(1)
 MOST_CONSTANTS = 4
-# Numbers that are copied and then changed, while the processor's first cache still has them.
+# Numbers that are copied and then changed in the processor's first cache.
 _IN_CACHE = 1024
 Decay = Annotated[float, Field(ge=0, lt=1)]
 Positive = Annotated[FiniteFloat, Field(gt=0)]
@@ -49,7 +48,7 @@ class OptimizerSpec(Spec):
     type: str
 
 
-# ---- what makes a rule ---------------------------------------------------------------------------
+# ---- parts of a rule -----------------------------------------------------------------------------
 
 _per_element = register_jitable(error_model="numpy")
 
@@ -107,10 +106,10 @@ class SlotDef:
     """Slot of a rule: numbers beside the values of a row, in the same count.
 
     Attributes:
-        name: what snapshots and exports call it.
-        input: the input of Fluid's operator that holds it.
-        first: the setting that says what the numbers begin with; without one they begin with zero.
-        needs: the setting that is true where there is such a slot; without one it is always there.
+        name: the slot's name in snapshots and exports.
+        input: the input of Fluid's operator that holds the slot.
+        first: the setting with the initial value; without this setting the initial value is zero.
+        needs: the setting that enables the slot; without this setting the slot always exists.
     """
 
     name: str
@@ -124,19 +123,19 @@ class RuleDef:
     """Definition of an optimizer with compiled updates.
 
     Attributes:
-        settings: what may be set of it, as specs hold it; its `type` is that of Fluid's operator.
-        element: what an update does to element j of a row. `numbers` are the row's values and
+        settings: class of the settings, as specs hold it; its `type` is the type of Fluid's operator.
+        element: update of element j of a row. `numbers` are the row's values and
             slots, group after group of `width`, and `hyper` the constants.
         constants: the constants (at most 4) that `element` and `idle` get, of the settings.
         attributes: of each setting that Fluid's operator has, too, the attribute's name.
-        slots: in the order in which rows hold them.
+        slots: in the order of the slots in a row.
         powers: inputs of Fluid's operator that hold a power of a setting, which follows from the
             number of steps.
         rate: (settings, learning rate, number of a step) -> the rate of the step; without it that
             is the learning rate.
         idle: the kernel for the steps that rows have missed; None where such steps change nothing,
             as with `lazy_mode`.
-        horizon: of the settings: after so many steps without a gradient a row stands still.
+        horizon: function of the settings: the number of steps without a gradient after which a row stands still.
         update: the kernel of one update of rows with gradients.
         renew: the kernel of one update of blocks, into other memory.
     """
@@ -166,14 +165,14 @@ class RuleDef:
     def inputs(self) -> set[str]:
         """The inputs of Fluid's operator that the rule stands for.
 
-        One with others computes something else.
+        An operator with further attributes computes a different update.
         """
         return {"Param", "Grad", "LearningRate", *(slot.input for slot in self.slots), *self.powers}
 
     def settings_of(self, attribute: Callable[[str], Any]) -> OptimizerSpec:
         """Return the settings of an operator with these attributes.
 
-        Its learning rate, an input, is another one in each step.
+        Its learning rate, an input, may differ in each step.
         """
         return self.settings(learning_rate=0.0, **{name: attribute(its) for name, its in self.attributes.items()})
 
@@ -202,7 +201,7 @@ def _segment(steps, count, step):
 def _rest(heads, page_bits, row, now):
     """(last, missed): the last step that a row has seen, and how many since, up to `now`; none for row -1.
 
-    From now on it has seen them, so that a row which occurs twice moves once.
+    From now on the row has had these steps, so a row that occurs twice moves once.
     """
     if row < 0:
         return np.int64(now), np.int64(0)
@@ -439,8 +438,8 @@ class Ftrl(OptimizerSpec):
 
     A row's values follow from its slots: the first gradient overwrites the first values.
 
-    Fluid 1.8.5 has it for whole parameters only, where a step makes rows zero that never had a
-    gradient; here they stay.
+    Fluid 1.8.5 has FTRL for whole parameters only: a step sets rows to zero that never had a
+    gradient. Here such rows do not change.
     """
 
     type: Literal["ftrl"] = "ftrl"
@@ -461,7 +460,7 @@ def _ftrl(numbers, gradient, j, width, rate, hyper):
 
 
 _FTRL = RuleDef(
-    # Fluid adds the small number; none of its constants may be zero.
+    # Fluid adds the small number; no constant of the rule may be zero.
     Ftrl,
     _ftrl,
     lambda settings: (settings.l1 + 1e-10, 2 * (settings.l2 + 1e-10), -settings.lr_power),

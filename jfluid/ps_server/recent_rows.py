@@ -13,7 +13,7 @@ _MOST, _MOST_IDS = 6, 1 << 16
 
 
 class FoundRows(NamedTuple):
-    """The ids of a look-up (int64 [n]), these by shard, and their rows in the order of `groups` (int64 [n]).
+    """The ids of a look-up (int64 [n]), the ids by shard, and their rows in the order of `groups` (int64 [n]).
 
     Rows move when others are dropped: a row is that of its id where its head says so.
     """

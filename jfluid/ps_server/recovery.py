@@ -23,19 +23,19 @@ from jfluid.ps_server.round_snapshots import RoundSnapshots, newest_common
 from jfluid.ps_server.service import Service
 
 _LOOK_S = 0.1
-# How far ahead the round of a snapshot is named: at least so many rounds, and those of so many
-# exchanges with all servers, so that all hear of it in time; twice as many when they did not.
+# Rounds between the plan of a snapshot and its round: at least the first number, and the rounds in the time of the
+# second number of exchanges with all servers, so that all servers get the plan in time. Each further try doubles it.
 _LEAST_LEAD, _LEAD_EXCHANGES, _TRIES = 2, 3, 8
 logger = logging.getLogger(__name__)
 
 
-class Peers:
+class PeerServers:
     """Servers of a job, as seen from one server.
 
     Args:
         endpoints: of all servers, in the job's order.
-        server: the number of this one.
-        timeout_s: for how long the others are awaited when all start.
+        server: the number of this server.
+        timeout_s: for how long to wait for the peers when all servers start.
     """
 
     def __init__(
@@ -65,8 +65,8 @@ class Peers:
     def agree(self, own: RoundSnapshots) -> int:
         """Return the round that this server goes on from, when it starts again: 0 for the beginning.
 
-        Raises ServerError when the others do not answer in time, or when servers have lost
-        snapshots that they had.
+        Raises ServerError if a peer does not answer in time, or if servers have lost
+        snapshots.
         """
         rounds, newest = list(own.status().snapshots), own.status().newest
         if self.server:
@@ -137,7 +137,7 @@ class Coordinator:
         every_s: seconds between two.
     """
 
-    def __init__(self, service: Service, peers: Peers, every_s: float):
+    def __init__(self, service: Service, peers: PeerServers, every_s: float):
         self._service, self._peers, self._every_s = service, peers, every_s
         self._due, self._ended = threading.Event(), threading.Event()
         self._thread = threading.Thread(target=self._run, name="jfluid-ps-recovery", daemon=True)
@@ -155,7 +155,7 @@ class Coordinator:
         """Plan no more."""
         self._ended.set()
         self._due.set()
-        self._peers.close()  # what it waits for may never come any more
+        self._peers.close()  # the awaited answer may never come
         self._thread.join()
 
     def _run(self) -> None:
@@ -188,7 +188,9 @@ class Coordinator:
             if all(reply.accepted for reply in self._all("PlanSnapshot", plan, self._service.plan_snapshot)):
                 return number
             lead *= 2
-        logger.warning("no snapshot of all servers: no round is ahead of all servers")
+        logger.warning(
+            "no snapshot of all servers: after %d tries each planned round had already begun on a server", _TRIES
+        )
         return 0
 
     def _where_they_stand(self) -> list[pb.RecoveryReply]:

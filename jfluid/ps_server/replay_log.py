@@ -48,7 +48,7 @@ class LoggedCall:
     Attributes:
         caller: of the request.
         reply_bytes: an upper bound of the size of its reply.
-        pulls: it is a pull, whose sequence is one of pulls.
+        pulls: True for a pull; pulls have separate sequence numbers.
     """
 
     request: OutgoingRequest | pb.ShrinkRequest

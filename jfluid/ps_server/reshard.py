@@ -43,7 +43,7 @@ def read(
     """Return the store's blocks with their new states, and its tables of consecutive rows, with the rows.
 
     Raises DamagedError where rows are not in the snapshot once each, or where its servers
-    contradict each other, ServerError for variables of another program.
+    contradict each other, ServerError for variables of a different program.
     """
     reassembly = SnapshotReassembly(folder, manifests)
     known = store.variables()

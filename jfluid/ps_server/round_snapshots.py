@@ -39,8 +39,8 @@ class RoundSnapshots:
         folder: this server's own.
         left: tells which trainers have left, with their incarnations. It is asked where `on_round`
             is.
-        on_durable: is told the snapshot's id, and the calls and the pulls that it knows (see
-            Store), when all servers have a snapshot of its round.
+        on_durable: called with the snapshot's id and its ledgers of calls and pulls (see
+            Store), when all servers have a snapshot of the round.
 
     Attributes:
         went_back: where the job goes on from an older round than the newest one that a server had a
@@ -135,7 +135,7 @@ class RoundSnapshots:
     def plan(self, number: int) -> bool:
         """Write a snapshot right after this round.
 
-        False where that is over, or another is being written.
+        False if that round is over, or a different snapshot is being written.
         """
         with self._changed:
             if number <= self._store.rounds or self._writing:
@@ -169,7 +169,7 @@ class RoundSnapshots:
                 manifest = snapshot.write(view, self.folder, name, 0, 1, left, keep=None)
                 with self._changed:
                     self._found[number], self._ledgers[number] = name, (view.ledger, view.shown)
-        except OSError as error:  # the earlier ones are as they were
+        except OSError as error:  # earlier snapshots do not change
             logger.error("no snapshot could be written into %s: %s", self.folder, error)
         except Exception:
             logger.exception("no snapshot could be written into %s", self.folder)
@@ -209,7 +209,7 @@ class RoundSnapshots:
 
     def _prune(self) -> None:
         """Remove snapshots that are neither the newest nor retained."""
-        # one that is just being written would look as if nobody wrote it any more
+        # a snapshot without an owner would look like a leftover
         with self._files:
             with self._changed:
                 keep = {*self._retained, max(self._found)}
@@ -218,7 +218,7 @@ class RoundSnapshots:
                 names = list(self._found.values())
             snapshot.retain(self.folder, names, 0)
 
-    # ---- what all servers are known to have ----
+    # ---- snapshots that all servers have ----
 
     def _read_retained(self) -> list[int]:
         path = self.folder / _RETAINED

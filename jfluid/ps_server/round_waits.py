@@ -1,4 +1,4 @@
-"""Waits of synchronous rounds for single trainers, from the first gradients of a round."""
+"""Time that synchronous rounds wait for each trainer after a round's first gradients."""
 
 from collections.abc import Iterable, Mapping
 from typing import NamedTuple

@@ -15,7 +15,7 @@ import numpy as np
 from jfluid.ps_server import ps_pb2 as pb
 from jfluid.ps_server import wire
 from jfluid.ps_server.cancellation import Alive
-from jfluid.ps_server.metrics import Metrics
+from jfluid.ps_server.metrics import ServerMetrics
 from jfluid.ps_server.socket_channels import CONNECT_S, LOOK_S, METHODS, PURPOSE, Stream
 from jfluid.ps_server.transport import CallError, refuse
 from jfluid.security import sockets
@@ -40,7 +40,7 @@ class LargeCalls(Protocol):
     def exchange(self, request: pb.ExchangeRequest, alive: Alive) -> Any: ...
 
 
-def answering(calls: LargeCalls, metrics: Metrics, answered: Answered) -> Answering:
+def answering(calls: LargeCalls, metrics: ServerMetrics, answered: Answered) -> Answering:
     """Return a function that answers the calls of streams.
 
     Args:
@@ -211,7 +211,7 @@ class ServedStreams:
                 return
             try:
                 self._start(_Served(connection, self._largest, self._hang_up()))
-            # it has disconnected; or there is no memory for another thread
+            # it has disconnected; or there is no memory for a further thread
             except (OSError, RuntimeError) as error:
                 logger.warning("cannot serve a stream: %s", error)
                 connection.close()

@@ -23,10 +23,9 @@ from jfluid.ps_server.sync_rounds import TrainerGroup
 from jfluid.security import secret
 
 logger = logging.getLogger(__name__)
-# Connections that never speak HTTP/2, and those without a call for long, are closed: a client
-# connects again. So are those whose client answers no ping: it has gone without a word, and its
-# calls must not wait for ever. What a client asks for beyond so many calls at a time waits on its
-# side.
+# Connections without HTTP/2 or without a call for long are closed: a client connects again. Connections are also
+# closed if the client answers no ping: it is gone, and its calls must not wait for ever. A client has a limit of
+# concurrent calls; further calls wait at the client.
 MOST_CALLS = 256
 _OPTIONS = [
     *wire.OPTIONS,
@@ -56,13 +55,13 @@ class Settings(validation.Spec):
         end_with_trainers: whether `Server.wait` returns when all trainers have left.
         save_root: snapshots are written and read below this folder only, whatever a call asks for;
             None for anywhere.
-        max_rows, max_bytes: what the tables of this server may hold together; None for no bound.
-            See specs.TableSpec, whose bounds are those of one table. Blocks that clients create
+        max_rows, max_bytes: bounds on all tables of this server together; None for no bound.
+            specs.TableSpec has the bounds of a single table. Blocks that clients create
             count, too.
         metrics_port: answers Prometheus on http://host:metrics_port/metrics (https with TLS), if it brings the token
             that follows from the secret; None for no such port.
-        tls_certificate, tls_key: PEM files; both or none. With them only TLS connections are taken.
-        tls_clients: a PEM file of authorities; clients must show a certificate of one of them.
+        tls_certificate, tls_key: PEM files; both or none. With these files only TLS connections are accepted.
+        tls_clients: a PEM file of authorities; clients must show a certificate of such an authority.
     """
 
     model_config = ConfigDict(hide_input_in_errors=True)  # it may be the secret
@@ -90,7 +89,7 @@ class Server:
     """A running parameter server; `store` holds its tables and blocks.
 
     Args:
-        store: None for an empty one. Another kind of store may bring blocks and updates of its own.
+        store: None for an empty store. A subclass may have further kinds of blocks and updates.
 
     Attributes:
         port: where it listens.
@@ -150,7 +149,7 @@ class Server:
                 _tls_context(self.settings),
             )
             self.metrics_port = self._metrics_server.server_port
-        if not self._has_tls:  # a stream of its own would have none
+        if not self._has_tls:  # a socket stream would have no TLS
             self.service.streams.listen(self.settings.host, self.settings.token, self.port)
         self._grpc.start()
         self._watch.start()

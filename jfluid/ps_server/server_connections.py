@@ -34,8 +34,8 @@ class ServerConnections:
         endpoints: "host:port" of all servers, in the job's order.
         token: the job's.
         trainer: this trainer's number, from 0.
-        incarnation: of this trainer process, from 1 to 2**64 - 1; None asks the servers for one that
-            is higher than any that they know, when it is first needed.
+        incarnation: number of this trainer process, from 1 to 2**64 - 1; None asks the servers for a number that
+            is higher than all numbers that they know, at first use.
         timeout_s: for how long a call is retried.
         heartbeat_s: seconds between heartbeats to each server; 0 for none.
         keep_bytes: size of the replay log of each server.
@@ -89,9 +89,9 @@ class ServerConnections:
         """Call `function` with the number of every server concurrently; return the results in the order of the servers.
 
         Args:
-            quick: no call waits for other trainers, so this thread may make one of the calls itself. It then learns
-                of errors of the other calls only after its own answer.
-            meanwhile: called when other threads have begun their calls, and this one has made its.
+            quick: True if no call waits for other trainers, so this thread may make a call itself. It then gets
+                errors of the remaining calls only after the answer of this call.
+            meanwhile: called after all threads, this thread included, have begun their calls.
         """
         *others, last = range(len(self._connections))
         if others and not quick:
@@ -115,8 +115,8 @@ class ServerConnections:
     ) -> list[Any]:
         """Send a request to each server; return the results of `send`.
 
-        `meanwhile` is called when all requests are on their way: before that the interpreter would keep the
-        threads from sending them.
+        `meanwhile` is called when all requests are on their way: earlier it would keep the
+        threads from sending.
         """
         if meanwhile is None:
             return self.everywhere(send, quick)
@@ -170,8 +170,7 @@ class ServerConnections:
                         "was given (incarnation=): none can follow it"
                     )
                 self._incarnation = ((latest >> 32) + 1) << 32 | secrets.randbits(32)
-                # What an earlier incarnation has sent and a server has not read yet is refused from
-                # here on.
+                # From here on servers refuse calls of an earlier incarnation that they have not read yet.
                 self.look()
             return self._incarnation
 
@@ -184,8 +183,8 @@ class ServerConnections:
         return pb.Caller(trainer=self.trainer, incarnation=self.incarnation, sequence=sequence, outstanding=outstanding)
 
     def _begin_beats(self) -> None:
-        # A thread for each server: one that does not answer must not make this trainer silent to
-        # the others.
+        # A thread for each server: a server without an answer must not make this trainer silent to
+        # the remaining servers.
         for connection in self._connections if self._heartbeat_s and not self._beats else ():
             threading.Thread(target=self._beat, args=[connection], name="jfluid-ps-heartbeat", daemon=True).start()
         self._beats = True

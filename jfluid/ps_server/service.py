@@ -29,7 +29,7 @@ from jfluid.ps_server.errors import (
     UnknownNameError,
 )
 from jfluid.ps_server.ledger import MutationId
-from jfluid.ps_server.metrics import Metrics
+from jfluid.ps_server.metrics import ServerMetrics
 from jfluid.ps_server.round_snapshots import RoundSnapshots
 from jfluid.ps_server.save_root import folder_below
 from jfluid.ps_server.served_streams import ServedStreams, answering
@@ -71,7 +71,7 @@ class Service:
     Attributes:
         ready: set once the server has chosen the snapshot that it continues from and has read it.
             Until then it answers only its peers' questions about its snapshots.
-        round_snapshots: of a synchronous job that writes them.
+        round_snapshots: the snapshots of rounds, in a synchronous job with snapshots.
     """
 
     def __init__(
@@ -80,11 +80,11 @@ class Service:
         trainer_group: TrainerGroup,
         server: int = 0,
         servers: int = 1,
-        metrics: Metrics | None = None,
+        metrics: ServerMetrics | None = None,
         save_root: Path | None = None,
     ):
         self.store, self.trainer_group, self.server, self.servers = (store, trainer_group, server, servers)
-        self.metrics = metrics or Metrics(store)
+        self.metrics = metrics or ServerMetrics(store)
         self.metrics.waits = trainer_group.waits
         self.save_root = None if save_root is None else Path(os.path.realpath(save_root))
         self.incarnation = secrets.randbits(63) + 1  # of this process of the server; 0 stands for any
@@ -338,7 +338,7 @@ class Service:
     def _write(
         self, folder: Path, name: str, only: Sequence[str] = (), alone: bool = False
     ) -> tuple[pb.SaveReply, StoreView]:
-        """Write a snapshot; return the reply and the written view of the store, whose rows are no longer readable."""
+        """Write a snapshot; return the reply and the written view of the store. The view's rows are freed."""
         start, number = time.monotonic(), (0, 1) if alone else (self.server, self.servers)
         left = self.trainer_group.left()
         with self.store.view(only) as view:

@@ -26,7 +26,7 @@ def add_pushes(
 ) -> None:
     """Add the changes of a server's rows and blocks to its request, for each server.
 
-    The arguments are those of `Client.push`. Raises ServerError for arrays of another type or shape.
+    The arguments are the arguments of `Client.push`. Raises ServerError for arrays of a different type or shape.
     """
     for table, (ids, values) in rows.items():
         ids, shape = checked_ids(table, ids), (len(ids), directory.width(table))

@@ -1,12 +1,12 @@
 """Snapshots: files of the state of every server at one consistent moment, complete or absent.
 
-A snapshot is a directory. Each server writes files of rows and numbers, and last a manifest that
-lists them with sizes and checksums; the snapshot is complete when the manifests of all servers are
+A snapshot is a directory. Each server writes files of rows and numbers, and last a manifest with the
+sizes and checksums of the files; the snapshot is complete when the manifests of all servers are
 there. Names carry the snapshot's id, so that a new one never overwrites the last before it is
 complete:
 
     ID.00000-of-00002.json      manifest of server 0 of 2
-    ID.00000-of-00002.0.rows    one of its files
+    ID.00000-of-00002.0.rows    a file of the server
 
 A file of rows holds records: id int64, times shown uint32, step of the last touch uint32, values
 and slots float32; little endian. A file of numbers holds arrays end to end, as the manifest lists
@@ -113,7 +113,7 @@ def write(
 
     When this makes the snapshot complete, files of earlier ones in the folder are removed, but for
     the newest `keep` - 1 complete ones; with None all stay. Raises OSError when the disk does not
-    take it: then nothing of this part stays behind, and earlier snapshots are as they were.
+    take it: then nothing of this part stays behind, and earlier snapshots do not change.
     """
     if not re.fullmatch(ID, snapshot):
         raise errors.ServerError(
@@ -340,16 +340,16 @@ def restore(
 ) -> Manifest:
     """Put server `server` of `servers` into the state of a snapshot, which any number of servers wrote.
 
-    With `tables` only these are taken from it, and everything else stays: also what is known of the
-    trainers' calls.
+    With `tables` only these tables are restored, and everything else stays, the ledger of the
+    trainers' calls included.
 
     With another number of servers the rows go to the servers that they now belong to, the pieces of
     a program's variables are joined and cut anew, and the trainers must start anew (calls of their
     earlier incarnations are refused). Tables and blocks of the store that the snapshot does not
     have stay, but a program's variables must all be there.
 
-    Returns the manifest of one of the parts. Raises DamagedError when a file is missing or damaged,
-    ServerError when it does not fit what the store holds: then the store is as it was.
+    Returns the manifest of a part. Raises DamagedError when a file is missing or damaged, and
+    ServerError when a file does not fit the store: then the store does not change.
     """
     folder, manifests = Path(folder), latest(folder, snapshot)
     same = len(manifests) == servers and (bool(tables) or _has_the_same_pieces(folder, manifests[server], store))
@@ -397,7 +397,7 @@ def restore(
 def _has_the_same_pieces(folder: Path, manifest: Manifest, store: Store) -> bool:
     """Return True if this server had the same pieces of a program's variables.
 
-    Raises ServerError where it had not, and no other part of the snapshot can have what is missing.
+    Raises ServerError if it had not, and no part of the snapshot can have the missing values.
     """
     others = reshard.other_pieces(store, manifest)
     if others and manifest.servers == 1:
@@ -502,7 +502,7 @@ def _block(spec: specs.BlockSpec, state: dict[str, Any], store: Store) -> DenseB
             f"block {spec.name}: the snapshot holds a different block: expected {there!r}, found {spec!r}"
         )
     expected = spec.size * (1 + len(rule_of(spec.optimizer).slots))
-    if len(state["numbers"]) != expected:  # before memory is taken for as many as the spec says
+    if len(state["numbers"]) != expected:  # before memory is allocated by the spec
         raise errors.ServerError(
             f"block {spec.name}: expected {expected} numbers float32, found float32 [{len(state['numbers'])}]"
         )

@@ -107,7 +107,7 @@ class SnapshotReassembly:
         """Return the rows of a variable that a piece stands for, or all of it.
 
         Raises DamagedError where they are not in the snapshot once each, ServerError for a variable
-        of another shape or type.
+        of a different shape or type.
         """
         found = self._held.get(wanted.variable, [])
         for held in found:

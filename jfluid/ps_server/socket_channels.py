@@ -1,16 +1,16 @@
 """Calls of large messages between a client and a server through a socket of their own.
 
 gRPC takes two milliseconds of the processor for a call with 1.7 MB each way, most of it in copies
-and in threads that wake one another; a socket takes 0.6. So a server listens at another port, too,
-which Attach tells. Both sides prove that they have the job's secret before anything else is read
-(jfluid.security.sockets). What cannot be reached there, or breaks off, goes through gRPC.
+and in switches between threads; a socket takes 0.6. So a server listens at a second port, too, and
+Attach returns it. Both sides prove that they have the job's secret before anything else is read
+(jfluid.security.sockets). If the port is not reachable, or a connection breaks off, calls go through gRPC.
 
     client                                             server
     method, bytes, MAC; the request             ->
                                                 <-     status, bytes, MAC; the reply
 
-The MACs cover the heads, which hold the place of a call in its stream: as with gRPC, methods, order
-and statuses are those of who has the secret; messages are neither hidden nor sealed.
+The MACs cover the heads, which hold the place of a call in its stream. As with gRPC, only owners of the secret
+can choose methods, order and statuses; messages are neither hidden nor sealed.
 """
 
 import hashlib
@@ -29,10 +29,10 @@ import grpc
 import numpy as np
 
 from jfluid import errors
-from jfluid.ps_server.transport import STATUS, Call, CallError, Sender, Transport, lost, read_reply
+from jfluid.ps_server.transport import STATUS, CallError, Sender, ServerCall, Transport, lost, read_reply
 from jfluid.security import sockets
 
-MOST = 4  # streams of a client to a server, and so its concurrent calls through them
+MOST = 4  # streams of a client to a server, which is also the number of concurrent calls through streams
 METHODS = ("Pull", "Push", "Exchange")
 PURPOSE = "parameter server's streams"
 _MAC_SIZE = 32
@@ -53,7 +53,7 @@ class Stream:
         self._largest, self._sent, self._received = largest, 0, 0
         self.socket.settimeout(None)
         self.socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        # who waits finds out when the other host is there no more
+        # a waiting thread notices that the peer's host is gone
         self.socket.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
         for name, value in (
             ("TCP_KEEPIDLE", 20),
@@ -208,7 +208,7 @@ class CallStreams(Transport):
             self._connecting = True
         threading.Thread(target=self._connect, name="jfluid-ps-connect", daemon=True).start()
 
-    def _send(self, stream: CallStream, call: Call, timeout_s: float | None) -> Any:
+    def _send(self, stream: CallStream, call: ServerCall, timeout_s: float | None) -> Any:
         refused = answered = False
         try:
             stream.post(call.method, call.parts)

@@ -77,15 +77,15 @@ class TableSpec(Spec):
             of servers.
         entry: None gives every id a row when it is first shown.
         shards: a power of two; each has a lock and grows on its own.
-        max_rows: so many rows the table may have on one server; None for any number. A call that
-            would add more is refused as a whole with TooLargeError, and the rows that are there go
-            on. Not counted: ids that wait for an entry rule.
+        max_rows: bound on the table's rows on one server; None for no bound. A call that
+            would add more rows is refused as a whole with TooLargeError, and the existing rows
+            stay. Ids that wait for an entry rule do not count.
         max_bytes: so many bytes. A row counts 4 for each of its values and of its optimizer's
             numbers, and 24 more for its id, its statistics and the index; an id that waits for an
             entry rule counts 24.
 
-    Bounds are no part of what a table is: creating it again with others changes them, and snapshots
-    fit any.
+    Bounds are no part of a table's identity: creating the table again with different bounds changes the bounds, and
+    snapshots fit any bounds.
     """
 
     name: Annotated[str, Field(pattern=NAME)]

@@ -129,11 +129,11 @@ class Store:
     Attributes:
         rounds: how many rounds of synchronous training were applied.
         ledger: the mutations that were applied.
-        shown: the pulls whose shows were counted.
-        job: the id of the job that its snapshots are of; empty where it has no folder for them.
+        shown: the pulls with counted shows.
+        job: the id of the job in snapshots; empty without a folder of snapshots.
         synchronous: gradients are accepted in rounds only.
-        layout: changes with each table that takes the place of another.
-        trainer_states: by trainer its serialized TrainerState after the last round.
+        layout: number that changes with each replaced table.
+        trainer_states: serialized TrainerState after the last round, by trainer.
         cap: bounds the rows of all tables together, and the bytes of these and of the blocks that
             `create_block` makes.
     """
@@ -252,7 +252,7 @@ class Store:
     def saved_block(self, name: str) -> SavedBlock:
         """Return a block that snapshots store.
 
-        Raises UnknownNameError for a name that is not such a block's.
+        Raises UnknownNameError if no block of this kind has the name.
         """
         if name not in self.blocks:
             raise UnknownNameError(f"there is no block {name[:512]!r}{close_to(name, self.blocks)}; create it first")

@@ -54,17 +54,17 @@ class _Barrier:
 class TrainerGroup:
     """Barriers and rounds of `trainers` trainers, numbered from 0. Safe for threads.
 
-    Barriers and rounds wait for every trainer except those that have left (and, with "leave out",
-    those that are silent). In a new job they wait without limit for a trainer that has never
-    called: it may be starting, or waiting for a host. After a server is restored such a trainer may
-    also be dead: they wait `start_s` for it.
+    Barriers and rounds wait for every trainer except trainers that have left (and, with "leave out",
+    silent trainers). In a new job they wait without limit for a trainer that has never
+    called: it may be starting, or waiting for a host. After a restore such a trainer may
+    also be dead: then they wait for `start_s`.
 
     Args:
         silence_s: a trainer that has made no call for longer than this is silent.
         on_silence: "fail" fails the job: all waiting calls, and all later ones, are refused with
             the number of the trainer; "leave out" continues without it until it calls again.
-            Gradients that it has deposited and not confirmed are refused when the round is applied
-            without them.
+            Gradients that it has deposited and not confirmed are refused after the round is applied
+            without these gradients.
         start_s: a trainer that has made no call for longer than this since `resume` is silent, too.
 
     Attributes:
@@ -99,7 +99,7 @@ class TrainerGroup:
         self._round_waits = RoundWaits()
         self._changed = threading.Condition()
 
-    # ---- who is there ----
+    # ---- members ----
 
     def heard(self, trainer: int, incarnation: int) -> None:
         """Note a call of this trainer.
@@ -107,7 +107,7 @@ class TrainerGroup:
         Raises ServerError for a number that no trainer has, StateError for an ended incarnation,
         JobFailedError when the job has failed.
 
-        Incarnation 0 is a process that has yet to ask for its own: it counts as a sign of life and
+        Incarnation 0 is a process that has not asked for an incarnation yet: the call is a sign of life and
         changes nothing else.
         """
         if not 0 <= trainer < self.trainers:
@@ -366,8 +366,8 @@ class TrainerGroup:
 
         Repeating this is harmless.
 
-        Raises StateError when this server does not have them, or has applied the round without
-        them, or when the incarnation has ended; JobFailedError when the job has failed.
+        Raises StateError if this server does not have the gradients, or has applied the round without
+        the gradients, or if the incarnation has ended; JobFailedError if the job has failed.
         """
         with self._changed:
             self._check()
@@ -408,8 +408,8 @@ class TrainerGroup:
     def resume(self, left: Mapping[int, int]) -> None:
         """Continue after a restart.
 
-        `left` names the trainers that had left when the snapshot was written; the others may have left since,
-        and their silence counts from now.
+        `left` names the trainers that had left when the snapshot was written. The remaining trainers may have left
+        since, and their silence counts from now.
         """
         with self._changed:
             for trainer in range(self.trainers):

@@ -29,7 +29,7 @@ class SparseTable(TableState):
     A step is one update of the table (`push`); steps count from 1, and each row stores the last one
     that touched it.
 
-    Its attributes are those of `TableState`.
+    For attributes see `TableState`.
     """
 
     # ---- rows ------------------------------------------------------------------------------------
@@ -43,7 +43,7 @@ class SparseTable(TableState):
                 it is, and such ids read as their initial values (zeros in a table with an entry
                 rule).
 
-        Raises ServerError for ids or counts of another shape or type, TooLargeError when new rows
+        Raises ServerError for ids or counts of a different shape or type, TooLargeError when new rows
         would exceed the bounds of the spec: then no row is created.
         """
         ids = self._checked_ids(ids)
@@ -80,7 +80,7 @@ class SparseTable(TableState):
         """Update the rows of `ids` (int64 [n]) by `gradients` (float32 [n, width]); returns the step.
 
         Gradients of equal ids are summed first, unless `merged` says that ids are distinct. Ids
-        that an entry rule gives no row are skipped. Raises ServerError for another shape or type,
+        that an entry rule gives no row are skipped. Raises ServerError for a different shape or type,
         and in a table whose optimizer is a program; TooLargeError as `look_up` does.
         """
         if self.rule.update is None:
@@ -119,8 +119,8 @@ class SparseTable(TableState):
         that an entry rule gives no row are skipped. Rows without a gradient stay as they are.
         Returns the step of the update.
 
-        Raises ServerError for another shape or type, also of what the function returns, and in a
-        table with another optimizer. An exception leaves values, slots and step as they were.
+        Raises ServerError for a different shape or type, of results of the function too, and in a
+        table with a different optimizer. An exception leaves values, slots and step unchanged.
         """
         if self.rule.update is not None:
             raise errors.ServerError(
@@ -208,8 +208,8 @@ class SparseTable(TableState):
     def items(self, block: int = 1 << 16) -> Iterator[tuple[Array, Array]]:
         """Return (ids int64 [m], values float32 [m, width]) of all rows, at most `block` at a time, in any order.
 
-        Each row comes once. All are as at the moment of the first `next`, while the table keeps changing. `shrink` and
-        snapshots wait until the iterator is exhausted or closed; its own thread must not call
+        Each row comes once, with its values at the first `next`, while the table keeps changing. `shrink` and
+        snapshots wait until the iterator is exhausted or closed; the iterating thread must not call
         either before. Raises ServerError for a block below 1.
         """
         if block < 1:
@@ -292,8 +292,8 @@ class SparseTable(TableState):
             return
         shard = self._shards[number]
         rows[absent[enters]] = new = shard.insert(ids, asking[enters], step)
-        # The row takes over the earlier shows of the waiting id; those of this call are counted
-        # with all the others'.
+        # The row takes over the earlier shows of the waiting id; shows of this call are counted
+        # with the shows of all rows.
         earlier = shows[enters] - np.minimum(counts[asking[enters]], shows[enters])
         kernels.touch(shard.heads.addresses, shard.page_bits, new, np.arange(len(new)), earlier, step)
 
@@ -346,8 +346,8 @@ class SparseTable(TableState):
     def reserve(self, ids: Array, counts: Array | None = None, assigned: bool = False) -> Iterator[Groups]:
         """Reserve memory for the rows that a call may add to the table, and yield `ids` in groups by shard.
 
-        Every method that may add rows does this itself. A thread that does it around several calls
-        reserves for all of them.
+        Every method that may add rows does this itself. Around several calls it
+        reserves for all calls.
 
         Args:
             ids: int64 [n], of all these calls.

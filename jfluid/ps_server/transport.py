@@ -60,14 +60,14 @@ def lost(why: str) -> CallError:
 
 
 @dataclass
-class Call:
+class ServerCall:
     """A call to be sent, maybe several times.
 
     Attributes:
         method: of the service.
         parts: the serialized request, in pieces.
         size: the most bytes of the request and of the reply.
-        sent: called when the request is on its way; None if nobody waits for that.
+        sent: called when the request is on its way; None for no call.
     """
 
     method: str
@@ -76,7 +76,7 @@ class Call:
     sent: Callable[[], None] | None = None
 
     @classmethod
-    def of(cls, request: OutgoingRequest, reply_bytes: int) -> "Call":
+    def of(cls, request: OutgoingRequest, reply_bytes: int) -> "ServerCall":
         """Return the call of a request with a reply of about `reply_bytes`; in chunks if either is large."""
         method, parts = request.single()
         size = max(sum(map(len, parts)), reply_bytes) + wire.OVERHEAD
@@ -92,9 +92,9 @@ def read_reply(method: str, data: bytes | memoryview) -> Any:
     return read(data) if read else wire.METHODS[method][1].FromString(bytes(data))
 
 
-# Sends one call, waits for at most so many seconds (None: without a limit), and returns the parsed reply.
+# Sends one call, waits for a number of seconds at most (None: without a limit), and returns the parsed reply.
 # It raises grpc.RpcError, or ValueError when the client was closed.
-Sender = Callable[[Call, float | None], Any]
+Sender = Callable[[ServerCall, float | None], Any]
 
 
 class Transport(ABC):

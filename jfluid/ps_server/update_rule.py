@@ -53,7 +53,7 @@ class UpdateRule:
         slots: the first value of every group of `width` slots.
         hyper: the constants that the kernels take, float32 [4].
         idle: the kernel for the steps that rows have missed; None where such steps change nothing.
-        horizon: after so many steps without a gradient a row stands still.
+        horizon: number of steps without a gradient after which a row stands still.
     """
 
     settings: OptimizerSpec

@@ -67,7 +67,7 @@ def log(step: int, **scalars: Any) -> None:
             imperative mode. Of arrays that are not NumPy's, which have to be waited for, about 10 a
             second are read once 100 were.
 
-    Raises ShapeError for an array of another size, DtypeError for what is no real number.
+    Raises ShapeError for an array of a different size, DtypeError for what is no real number.
     """
     # A step of 1 ms leaves nothing of this code in the processor's caches: each name and call costs up to 1 us.
     recorder = _state.recorder if _state.changes == flags.change_count else current()

@@ -47,7 +47,7 @@ class Recorder:
         numbers: called before each write; returns scalars of the moment.
         ranks: how many processes of the job write records.
 
-    Raises OSError when it cannot be opened, and Taken when another process writes it.
+    Raises OSError when it cannot be opened, and Taken when a different process writes it.
     """
 
     def __init__(

@@ -172,7 +172,7 @@ class _Parts(h11.Connection):
         return event
 
 
-class Server(uvicorn.Server):
+class HttpServer(uvicorn.Server):
     """A server that accepts few connections at once, so that a flood of connections does not stop the event loop."""
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:

@@ -27,12 +27,12 @@ def make_folder(path: str | os.PathLike[str]) -> None:
 def own_folder(path: str | os.PathLike[str]) -> None:
     """Make a folder as `make_folder` does, or find it there, of this user.
 
-    Raises NotPrivateError where another user made it, or a link of that name, or where everybody
-    can write to it: files might be written where that user wants them.
+    Raises NotPrivateError if a different user made the folder or a link of that name, or if everybody
+    can write to it: otherwise a different user could choose the place of files.
     """
     make_folder(path)
     for about in (os.lstat(path), os.stat(path)):
-        linked = stat.S_ISLNK(about.st_mode)  # whose own permissions mean nothing
+        linked = stat.S_ISLNK(about.st_mode)  # the permissions of a link have no meaning
         problem = problem_of(about, 0 if linked else stat.S_IWOTH)
         if problem or about.st_uid != os.geteuid():
             raise errors.NotPrivateError(f"{os.fspath(path)}: {problem or 'it belongs to root'}")
@@ -50,7 +50,7 @@ def problem_of(about: os.stat_result, forbidden: int = _WRITABLE_BY_OTHERS) -> s
     """Return why a file or folder may have been changed by other users; empty when it cannot.
 
     Args:
-        forbidden: permissions that it must not have; by default those of others to write.
+        forbidden: permissions that it must not have; by default write permissions of different users.
     """
     user, kind = os.geteuid(), "folder" if stat.S_ISDIR(about.st_mode) else "file"
     if about.st_uid not in (user, 0):
@@ -83,14 +83,14 @@ def trusted_folder(path: str | os.PathLike[str], of_others: Callable[[str], bool
         if problem := problem_of(about, 0 if shared else _WRITABLE_BY_OTHERS):
             raise errors.NotPrivateError(f"{at}: {problem}")
     if of_others is not None:
-        # What others cannot enter they cannot write to, whatever its files' permissions.
+        # Without access to the folder no user can write to its files, whatever the files' permissions.
         closed = not folder.stat().st_mode & (stat.S_IXGRP | stat.S_IXOTH)
         with os.scandir(folder) as found:
             for entry in found:
                 if not of_others(entry.name):
                     continue
                 about = entry.stat(follow_symlinks=False)
-                linked = stat.S_ISLNK(about.st_mode)  # whose own permissions mean nothing
+                linked = stat.S_ISLNK(about.st_mode)  # the permissions of a link have no meaning
                 if problem := problem_of(about, 0 if closed or linked else _WRITABLE_BY_OTHERS):
                     raise errors.NotPrivateError(f"{entry.path}: {problem}")
     return folder
@@ -117,7 +117,7 @@ def open_plain(path: str | os.PathLike[str]) -> BinaryIO:
 def open_trusted(path: str | os.PathLike[str]) -> BinaryIO:
     """Open a file for reading that only this user, or root, can have written.
 
-    The folder is to be a `trusted_folder`. Raises NotPrivateError for another file and for a link,
+    The folder is to be a `trusted_folder`. Raises NotPrivateError for a different file and for a link,
     OSError where it cannot be read.
     """
     try:

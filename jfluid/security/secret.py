@@ -72,7 +72,7 @@ def from_file(path: str | os.PathLike[str]) -> str:
     """Return the secret in a file; white space around it does not count.
 
     Raises SecretError when it cannot be read, when others than its owner can read or write it, or
-    its owner is another user.
+    its owner is a different user.
     """
     try:
         # Opening a pipe without a writer would block otherwise.
@@ -123,7 +123,7 @@ def _make(path: Path) -> None:
     whole.touch(0o600)
     try:
         whole.write_text(f"{fresh()}\n")
-        os.link(whole, path)  # fails where another process was faster
+        os.link(whole, path)  # fails where a different process was faster
     except FileExistsError:
         pass
     finally:

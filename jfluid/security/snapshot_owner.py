@@ -27,9 +27,9 @@ from jfluid import errors
 from jfluid.security import private_files, secret
 
 _NAME = "owner"
-# For so long a lock is awaited: its process may just be ending, or somebody looks at it.
+# Seconds to wait for a lock: its process may be ending, or reading the lock's state.
 _PATIENCE_S, _LOOK_S = 2.0, 0.1
-# The same of an earlier life of the server on another host, which may be lost: network file systems
+# The same of an earlier life of the server on a different host, which may be lost: network file systems
 # (NFS) let its locks go after 90 s.
 _LOST_HOST_S = 120.0
 _LARGEST = 1 << 16
@@ -103,16 +103,16 @@ def claimed(
 
     Args:
         token: the job's secret.
-        restarted: the server was started again by its launcher, which can only go on with what is
-            its own; False for one that somebody has started.
-        earlier: the id of the job whose snapshots the server goes on from, as they tell it (empty
-            where they do not); None for a server that begins anew.
-        peers: folders of the other servers of the job, as far as they are on this host.
+        restarted: True if the job's launcher started the server again: then only snapshots of the same job
+            count. False for a server that a user started.
+        earlier: the id of the job that wrote the restored snapshots (empty if the snapshots have none);
+            None for a server that begins anew.
+        peers: folders of the job's servers on this host, without this server's.
 
     Yields the id of the job that the folder belongs to.
 
-    Raises ServerError, which names the other job, where the folder is another job's, and where
-    nothing can be written there.
+    Raises ServerError, which names the job, if the folder belongs to a different job, and if
+    the folder is not writable.
     """
     mark = mark_of(token)
     with contextlib.ExitStack() as stack:
@@ -180,18 +180,16 @@ def _check_restart(folder: Path, before: Owner | None, mark: str, restarted: boo
         return
     if restarted:
         raise errors.ServerError(
-            f"{folder} belongs to {before}, which has taken it since this server's job began: its snapshots are not "
-            "this "
-            "job's. Name a different folder, or start the job with snapshots.resume (JFLUID_PS_RESTORE=1) to go on "
-            "from them"
+            f"{folder} belongs to {before}, which has taken it since this server's job began. Name a different folder, "
+            "or start the job with snapshots.resume (JFLUID_PS_RESTORE=1) to go on from the snapshots in the folder"
         )
-    _LOG.warning("%s was that of %s: this job goes on from its snapshots", folder, before)
+    _LOG.warning("%s belonged to %s: this job goes on from the snapshots in the folder", folder, before)
 
 
 def _continued(folder: Path, before: Owner | None, earlier: str, peers: Iterable[Path]) -> str:
     """Return the id of the job that a server goes on with.
 
-    Raises ServerError where the folder of another one is another job's.
+    Raises ServerError if the folder of a peer belongs to a different job.
     """
     job = before.job if before is not None else earlier
     for peer in peers:
@@ -201,8 +199,8 @@ def _continued(folder: Path, before: Owner | None, earlier: str, peers: Iterable
         job = job or other.job
         if other.job != job:
             raise errors.ServerError(
-                f"{folder} has snapshots of job {job}, and {peer} those of {other}: they do not go together. Put back "
-                "the missing folder, or remove all folders to begin anew"
+                f"{folder} has snapshots of job {job}, and {peer} has snapshots of {other}: the folders do not belong "
+                "together. Put back the missing folder, or remove all folders to begin anew"
             )
     return job
 

@@ -5,11 +5,11 @@ Each side proves that it has the job's secret before anything else is read.
     listener                                        connector
     greeting, nonce                            ->
                                                <-   greeting, nonce, MAC of both nonces
-    another MAC of both nonces, or zeros       ->   (zeros: the connector has another secret)
+    second MAC of both nonces, or zeros        ->   (zeros: the connector has a different secret)
 
 Messages of either side follow: the length, a MAC, the message. Both nonces determine the key of the
 MACs, which also cover the sender and the message's number: nothing can be changed, dropped,
-repeated or inserted. Messages are not encrypted: anybody on the network can read them.
+repeated or inserted. Messages are not encrypted: every host on the network can read the messages.
 
 A stranger's connection costs a descriptor and some hundred bytes, for a few seconds.
 """
@@ -38,8 +38,8 @@ _PIECE = 1 << 18
 _SECONDS_TO_PROVE = 5.0
 _MOST_NEWCOMERS = 128
 _MOST_AT_A_TIME = 64
-# This process, or the machine, has no descriptor or memory left for another connection. Who waits
-# then stays in the listening socket's queue, so that an accepting loop would not rest: it pauses.
+# This process, or the machine, has no descriptor or memory left for a new connection. Waiting connections
+# stay in the listening socket's queue, so an accepting loop would spin: it pauses.
 EXHAUSTED = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM})
 PAUSE_S = 0.5
 logger = logging.getLogger(__name__)
@@ -121,7 +121,7 @@ class Connection:
     """Connection between two processes of the job. One thread may send while a second receives.
 
     Attributes:
-        stream: the socket; who uses it for messages of a form of their own sends none here.
+        stream: the socket; code that sends messages of a different form on it does not call `send`.
         key: of MACs, which only both sides of this connection know, 32 bytes.
 
     Args:
@@ -164,7 +164,7 @@ class Connection:
     def arrived(self) -> list[bytes]:
         """Return the messages that have arrived, after waiting for data.
 
-        Raises what `receive` raises.
+        Raises the errors of `receive`.
         """
         if not self._messages:
             self._read()
@@ -181,7 +181,7 @@ class Connection:
             self._messages.extend(self._frames.feed(data))
         except errors.MessageError as error:
             self._fault = error
-            if not self._messages:  # else those before it come first
+            if not self._messages:  # otherwise earlier messages come first
                 raise
 
     def close(self) -> None:
@@ -208,8 +208,8 @@ def connect(
         longest: bytes that a message may have.
         timeout_s: for connecting, for the proofs, and then of the connection.
 
-    Raises OSError when nobody listens or the proofs do not arrive, MessageError when another
-    program listens, and SecretError when the listener has another secret.
+    Raises OSError when nobody listens or the proofs do not arrive, MessageError when a different
+    program listens, and SecretError when the listener has a different secret.
     """
     stream = socket.create_connection(address, timeout=timeout_s)
     try:
@@ -253,9 +253,9 @@ class _Newcomer:
 class Listener:
     """Accepts connections of processes of the job.
 
-    Strangers delay nobody: they have some seconds, concurrently, and if there are too many of them the oldest
-    is closed. Where descriptors run out those that have proved nothing for half a second go, and none comes
-    in for so long. Not safe for threads.
+    Connections without a proof delay no member of the job: each has some seconds, concurrently, and if there are
+    too many the oldest is closed. If descriptors run out, connections without a proof for half a second are
+    closed, and no new connection is accepted for that time. Not safe for threads.
 
     Args:
         stream: a listening socket, closed by `close`.
@@ -337,7 +337,7 @@ class Listener:
         if not self._told:
             self._told = True
             logger.warning(
-                "port %d: no connection can be accepted, and none is for %g s at a time: %s",
+                "port %d: cannot accept connections, next attempt in %g s: %s",
                 self.port,
                 PAUSE_S,
                 error.strerror,

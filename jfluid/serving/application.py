@@ -31,7 +31,7 @@ from jfluid.serving.json_inputs import PADDING
 from jfluid.serving.models import Models
 from jfluid.serving.requests import NPZ, BadRequest, TooManyRequests, shown, to_arrays
 from jfluid.serving.room import Share
-from jfluid.serving.service import Resources, Service
+from jfluid.serving.service import ModelService, Resources
 
 try:
     import uvicorn
@@ -56,7 +56,7 @@ _EXPECTED = (
 
 
 Handler = Callable[[Request], Awaitable[Response]]
-Answer = Callable[[Service, Request, Share], Awaitable[Response]]
+Answer = Callable[[ModelService, Request, Share], Awaitable[Response]]
 
 
 def application(models: Models, poll: float = 0.0) -> Starlette:
@@ -112,7 +112,7 @@ async def _poll(models: Models, seconds: float) -> None:
 def _descriptions(models: Models) -> dict[str, Handler]:
     """Return the handlers of GET by path."""
 
-    def asked(request: Request) -> Service:
+    def asked(request: Request) -> ModelService:
         return models.find(request.path_params.get("name"), request.path_params.get("version"))
 
     async def describe(request: Request) -> Response:
@@ -220,10 +220,10 @@ def _answering(models: Models, answer: Answer) -> Handler:
 
 def server(models: Models, poll: float = 0.0) -> uvicorn.Server:
     """Return the uvicorn server of the application; `run(sockets=[...])` serves until the process is told to end."""
-    from jfluid.security.http_connections import Server, configured
+    from jfluid.security.http_connections import HttpServer, configured
 
     limits = models.resources.limits
-    return Server(configured(application(models, poll), limits.connections, limits.seconds))
+    return HttpServer(configured(application(models, poll), limits.connections, limits.seconds))
 
 
 class _Streamed(StreamingResponse):
@@ -250,7 +250,7 @@ async def _pieces(resources: Resources, found: Iterator[bytes]) -> AsyncIterator
         yield piece
 
 
-async def _answer(service: Service, request: Request, answer: Answer) -> Response:
+async def _answer(service: ModelService, request: Request, answer: Answer) -> Response:
     """Return the answer to a request, or the error of a wrong one."""
     share, response = service.resources.room.share(), None
     try:
@@ -287,7 +287,7 @@ def _refusal(error: Exception) -> Response:
     return JSONResponse({"error": text}, status, {"Retry-After": "1"} if status == 503 else {})
 
 
-async def _predicted(service: Service, request: Request, share: Share) -> Response:
+async def _predicted(service: ModelService, request: Request, share: Share) -> Response:
     """Return the outputs for a request in the server's own forms."""
     kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     feed = await service.feed(await _body(service.resources, request, share), kind)
@@ -304,7 +304,7 @@ async def _predicted(service: Service, request: Request, share: Share) -> Respon
     return _Streamed(service.resources, parts(file), NPZ, share)
 
 
-async def _inferred(service: Service, request: Request, share: Share) -> Response:
+async def _inferred(service: ModelService, request: Request, share: Share) -> Response:
     """Return the outputs for a request of the Open Inference Protocol."""
     tensors, feed = await service.tensors(await _body(service.resources, request, share))
     share.set(_bytes(feed))
@@ -318,7 +318,7 @@ async def _inferred(service: Service, request: Request, share: Share) -> Respons
     return _text(service, tensor_pieces(head, wanted), wanted, share)
 
 
-def _text(service: Service, pieces: Iterator[bytes], values: Mapping[str, Value], share: Share) -> Response:
+def _text(service: ModelService, pieces: Iterator[bytes], values: Mapping[str, Value], share: Share) -> Response:
     """Return an answer in JSON; a large one is made while it is sent."""
     if sum(value.size for value in values.values()) > NUMBERS:
         return _Streamed(service.resources, pieces, "application/json", share)

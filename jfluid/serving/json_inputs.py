@@ -8,7 +8,7 @@ import numpy as np
 from jfluid.exports.sequences import Sequences, Value
 from jfluid.serving import json_numbers
 from jfluid.serving.blocks import Block, empty
-from jfluid.serving.requests import NPZ, BadRequest, Input, Limits, check_names, shown
+from jfluid.serving.requests import NPZ, BadRequest, Input, RequestLimits, check_names, shown
 from jfluid.serving.turns import Pause, go_on
 
 _LONGEST_NAME = 4096  # bytes
@@ -18,7 +18,7 @@ PADDING = bytes(16)
 _FORM = 'expected {"inputs": {name: lists of numbers}} in JSON'
 
 
-def read_json(body: Block, inputs: tuple[Input, ...], limits: Limits, pause: Pause = go_on) -> dict[str, Value]:
+def read_json(body: Block, inputs: tuple[Input, ...], limits: RequestLimits, pause: Pause = go_on) -> dict[str, Value]:
     """Parse a request into arrays. Raises BadRequest. The body ends with PADDING.
 
     No object is made for a list or a number, so that parsing takes as much memory as the arrays.
@@ -31,7 +31,7 @@ class JsonReader:
 
     form = _FORM
 
-    def __init__(self, body: Block, inputs: tuple[Input, ...], limits: Limits, pause: Pause = go_on):
+    def __init__(self, body: Block, inputs: tuple[Input, ...], limits: RequestLimits, pause: Pause = go_on):
         self._text = np.frombuffer(body, np.uint8)
         self._base: int = self._text.ctypes.data
         self._at = self._base

@@ -11,7 +11,7 @@ from jfluid.serving import json_numbers
 from jfluid.serving.answers import DATATYPES
 from jfluid.serving.blocks import Block
 from jfluid.serving.json_inputs import PADDING, JsonReader
-from jfluid.serving.requests import BadRequest, Input, Limits, check_names, shown
+from jfluid.serving.requests import BadRequest, Input, RequestLimits, check_names, shown
 from jfluid.serving.turns import Pause, go_on
 
 _LONGEST_VALUE = 64 << 10  # bytes of a value beside the data of tensors
@@ -32,7 +32,7 @@ class Tensors:
     outputs: list[str]
 
 
-def read_tensors(body: Block, inputs: tuple[Input, ...], limits: Limits, pause: Pause = go_on) -> Tensors:
+def read_tensors(body: Block, inputs: tuple[Input, ...], limits: RequestLimits, pause: Pause = go_on) -> Tensors:
     """Parse a request into tensors. Raises BadRequest. The body ends with PADDING."""
     return _TensorReader(body, inputs, limits, pause).tensors()
 

@@ -3,7 +3,7 @@
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
 
-class Metrics:
+class ServingMetrics:
     """Counters and histograms of all models of a server."""
 
     def __init__(self) -> None:

@@ -6,14 +6,14 @@ import os
 from collections.abc import Callable, Mapping
 
 from jfluid import errors
-from jfluid.files.saved_model import MODEL
+from jfluid.files.storage import MODEL
 from jfluid.serving.requests import BadRequest, shown
-from jfluid.serving.service import Resources, Service
+from jfluid.serving.service import ModelService, Resources
 
 _log = logging.getLogger("jfluid.serving")
 
 # Builds the service of a folder, a name and a version.
-Load = Callable[[str, str, str], Service]
+Load = Callable[[str, str, str], ModelService]
 # Names, sizes and times of the files of a folder: a model whose files changed has another one.
 State = tuple[tuple[str, int, int], ...]
 
@@ -57,7 +57,7 @@ class Models:
         """
         self._folders, self._load, self.resources = dict(folders), load, resources
         self.default = next(iter(folders))
-        self._services: dict[str, dict[str, Service]] = {}
+        self._services: dict[str, dict[str, ModelService]] = {}
         self._states: dict[tuple[str, str], State] = {}
         self._failures: dict[str, str] = {}  # logged reasons
         self._reloading = asyncio.Lock()
@@ -66,7 +66,7 @@ class Models:
         self._loaded_all = loaded
         loaded()
 
-    def _loaded(self, folder: str, name: str, version: str) -> Service:
+    def _loaded(self, folder: str, name: str, version: str) -> ModelService:
         state = _state(folder)
         service = self._load(folder, name, version)
         self._states[name, version] = state
@@ -83,7 +83,7 @@ class Models:
             raise BadRequest(f"expected one of the models {', '.join(self._services)}, found {shown(name)}", 404)
         return sorted(self._services[name], key=int)
 
-    def find(self, name: str | None = None, version: str | None = None) -> Service:
+    def find(self, name: str | None = None, version: str | None = None) -> ModelService:
         """Return a version of a model: the newest of the default one where none is named. Raises BadRequest."""
         name = name or self.default
         versions = self.versions(name)

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from jfluid.serving.blocks import Block, block
-from jfluid.serving.requests import BadRequest, Input, Limits, check_names, shown
+from jfluid.serving.requests import BadRequest, Input, RequestLimits, check_names, shown
 from jfluid.serving.turns import Pause, go_on
 
 _END, _LARGE_END = b"PK\x05\x06", b"PK\x06\x07"  # of a zip file's directory
@@ -33,7 +33,7 @@ _OF_ZIPS = (zipfile.BadZipFile, ValueError, OSError, EOFError, KeyError, NotImpl
 class Archive:
     """Arrays of an .npz file with a checked directory, not unpacked yet."""
 
-    def __init__(self, body: Block, inputs: tuple[Input, ...], limits: Limits):
+    def __init__(self, body: Block, inputs: tuple[Input, ...], limits: RequestLimits):
         """Read the directory, in a time that the number of inputs bounds. Raises BadRequest."""
         self._inputs, self._limits = inputs, limits
         _check_directory(body, len(inputs))

@@ -7,7 +7,7 @@ from typing import Any
 from jfluid import installation
 from jfluid.serving.models import Models
 from jfluid.serving.requests import NPZ, Input
-from jfluid.serving.service import Service
+from jfluid.serving.service import ModelService
 
 _ERROR = {
     "description": "what is wrong with the request",
@@ -100,11 +100,11 @@ def _lists(item: Input) -> dict[str, Any]:
     return number
 
 
-def _inputs(service: Service) -> dict[str, Any]:
+def _inputs(service: ModelService) -> dict[str, Any]:
     return _object({"inputs": _object({item.name: _lists(item) for item in service.inputs})})
 
 
-def _outputs(service: Service) -> dict[str, Any]:
+def _outputs(service: ModelService) -> dict[str, Any]:
     return _object({"outputs": _object({v.name: {"type": "array"} for v in service.model.fetches})})
 
 

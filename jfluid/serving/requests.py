@@ -26,7 +26,7 @@ class TooManyRequests(errors.JFluidError):
 
 
 @dataclass(frozen=True)
-class Limits:
+class RequestLimits:
     """Bounds of requests and connections.
 
     Attributes:
@@ -121,7 +121,7 @@ class Input:
     def fitted(self, array: np.ndarray) -> np.ndarray:
         """Return an array with the input's dtype.
 
-        Raises BadRequest for elements that it has none for, and of another shape.
+        Raises BadRequest for elements that it has none for, and of a different shape.
         """
         kinds = "iub" if self.whole else "iubf"
         if array.dtype.kind not in kinds:

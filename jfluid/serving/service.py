@@ -16,9 +16,9 @@ from jfluid.serving.batching import Batcher, rows_are_independent
 from jfluid.serving.blocks import SMALL, Block, let_others_go_first
 from jfluid.serving.json_inputs import PADDING, read_json
 from jfluid.serving.json_tensors import Tensors, read_tensors
-from jfluid.serving.metrics import Metrics
+from jfluid.serving.metrics import ServingMetrics
 from jfluid.serving.npz_inputs import Archive
-from jfluid.serving.requests import NPZ, BadRequest, Input, Limits, as_arrays, from_arrays
+from jfluid.serving.requests import NPZ, BadRequest, Input, RequestLimits, as_arrays, from_arrays
 from jfluid.serving.room import Room
 from jfluid.serving.turns import Pause, Turns, go_on
 
@@ -28,8 +28,8 @@ _WARM_UPS = 8  # batches of sequences of each size that run before the first req
 class Resources:
     """Bounds, memory and threads that all models of a server share."""
 
-    def __init__(self, limits: Limits):
-        self.limits, self.room, self.metrics = limits, Room(limits.held), Metrics()
+    def __init__(self, limits: RequestLimits):
+        self.limits, self.room, self.metrics = limits, Room(limits.held), ServingMetrics()
         # Large requests are parsed one after the other, so that a processor stays free.
         self.reader = ThreadPoolExecutor(1, "large requests", initializer=let_others_go_first)
         self.turns = Turns()
@@ -41,7 +41,7 @@ class Resources:
         self.reader.shutdown()
 
 
-class Service:
+class ModelService:
     """A version of a model with its batcher.
 
     Attributes:
@@ -180,7 +180,7 @@ class Service:
         resources = self.resources
         return await asyncio.get_running_loop().run_in_executor(resources.reader, checked, resources.turns.pauses())
 
-    def __enter__(self) -> "Service":
+    def __enter__(self) -> "ModelService":
         self.users += 1
         return self
 

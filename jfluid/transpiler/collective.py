@@ -1,6 +1,6 @@
 """Mode "collective": operators in the program itself all-reduce gradients, or parameters.
 
-Each process runs its program with `Executor.run`, on one device and its own share of the data.
+Each process runs its program with `Executor.run`, on one device, with a share of the data.
 """
 
 from collections.abc import Sequence

@@ -27,8 +27,8 @@ class ServerRuntimeConfig:
     variables. A RuntimeWarning says that once for a field that a script changes.
 
     Attributes:
-        _rpc_send_thread_num, _rpc_get_thread_num, _rpc_prefetch_thread_num: at least 1; 12, or what
-            the environment variables FLAGS_rpc_send_thread_num and so on say.
+        _rpc_send_thread_num, _rpc_get_thread_num, _rpc_prefetch_thread_num: at least 1; by default the
+            environment variables FLAGS_rpc_send_thread_num and so on, or 12.
 
     Raises ProgramError for a field that does not exist, or a value that cannot be.
     """
@@ -75,31 +75,29 @@ class DistributeTranspilerConfig:
         nccl_comm_num: how many rings the operators of "collective" take turns in. XLA orders
             collectives itself, so that it changes no result and no speed.
         use_hierarchical_allreduce, hierarchical_allreduce_inter_nranks: kept in the program. NCCL
-            and gloo choose their own trees, so that they change no result and no speed.
-        wait_port: of "pserver": whether `get_trainer_program` waits until all servers listen.
-            Without effect in the other modes, whose trainers always wait for each other when they
-            meet.
+            and gloo choose trees themselves, so these fields change no result and no speed.
+        wait_port: in mode "pserver": True if `get_trainer_program` waits until all servers listen.
+            Without effect in the remaining modes: trainers always wait for each other.
 
     Attributes of mode "pserver":
-        slice_var_up: cut large parameters, so that each server holds a stretch of rows. Parameters
-            whose update needs the whole tensor (LAMB, LARS, a clip by the norm) stay in one piece.
+        slice_var_up: cut large parameters, so that each server holds a range of rows. Parameters
+            with an update of the whole tensor (LAMB, LARS, a clip by the norm) stay in one piece.
         min_block_size: the fewest elements of a piece, at least 8192.
-        split_method: RoundRobin (None means it), HashName or another PSDispatcher: which server
-            gets which piece.
-        sync_mode: what scripts pass on as `transpile(sync_mode=...)`, which decides.
-        runtime_split_send_recv: gradients and parameters travel whole through `send` and `recv`,
-            which cut them and put them together: asynchronous training by a communicator. Without
+        split_method: RoundRobin (also for None), HashName or a different PSDispatcher: the assignment of
+            pieces to servers.
+        sync_mode: value for `transpile(sync_mode=...)`; the argument decides.
+        runtime_split_send_recv: `send` and `recv` get whole gradients and parameters, and cut and
+            join the tensors: asynchronous training by a communicator. Without
             it an asynchronous job is half asynchronous.
-        half_async: with `runtime_split_send_recv`, a barrier among this trainer's own sends.
-        completely_not_async: servers wait for all trainers, while the trainers' programs are those
-            of a communicator.
+        half_async: with `runtime_split_send_recv`, a barrier among the sends of this trainer.
+        completely_not_async: servers wait for all trainers, and trainers have programs with a communicator.
         enable_dc_asgd: without sync_mode, correct gradients that come late by how far the parameter
             has moved (DC-ASGD); dense gradients only.
-        geo_sgd_mode, geo_sgd_need_push_nums: trainers that update by themselves and exchange
-            differences with the servers every so many steps.
-        print_log: log what each server holds.
+        geo_sgd_mode, geo_sgd_need_push_nums: trainers update locally and exchange
+            differences with the servers every `geo_sgd_need_push_nums` steps.
+        print_log: log the parameters of each server.
 
-    Raises ProgramError for a field that does not exist, a value of another type, or settings that
+    Raises ProgramError for a field that does not exist, a value of a wrong type, or settings that
     exclude each other.
     """
 

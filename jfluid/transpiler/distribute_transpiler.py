@@ -61,7 +61,7 @@ class DistributeTranspiler:
     Args:
         config: a DistributeTranspilerConfig; its defaults when None, which is mode "pserver".
 
-    Raises TypeError for a config of another type, ProgramError for one that makes no sense.
+    Raises TypeError for a config of a different type, ProgramError for one that makes no sense.
     """
 
     def __init__(self, config: DistributeTranspilerConfig | None = None):
@@ -117,9 +117,8 @@ class DistributeTranspiler:
                 when all have arrived; else with each gradient when it arrives.
             startup_program: the default startup program when None.
             current_endpoint: this trainer's; without effect in mode "pserver".
-            slice_var_up, split_method, min_block_size: the fields of the config with these names,
-                as Fluid's guides and its releases before 1.2 give them; None for what the config
-                says.
+            slice_var_up, split_method, min_block_size: as the fields of the config, in the form of
+                Fluid's guides and releases before 1.2; None for the config's value.
 
         Raises:
             ProgramError: an argument is wrong, or settings exclude each other.
@@ -185,7 +184,7 @@ class DistributeTranspiler:
     def get_pserver_program(self, endpoint: str) -> Program:
         """Return the program of the server at `endpoint`: one `listen_and_serv`, and a block for each piece there.
 
-        A piece is one of a parameter.
+        A piece is a range of rows of a parameter.
 
         Raises ProgramError when `transpile` was not called or `endpoint` is none of its `pservers`.
         """
@@ -205,7 +204,7 @@ class DistributeTranspiler:
         """Return the startup program of the server at `endpoint`, for the parameters and states that it holds.
 
         Args:
-            pserver_program: what `get_pserver_program(endpoint)` returned; made anew when None.
+            pserver_program: the result of `get_pserver_program(endpoint)`; made anew if None.
             startup_program: the initializers are taken from it; the startup program given to
                 `transpile`, as it was then, when None.
 

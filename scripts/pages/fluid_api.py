@@ -147,7 +147,7 @@ def _is_of_fluid(value: object) -> bool:
 
 
 def _described(value: object) -> dict[str, Any]:
-    """What the doctor has to know of an object, as `jfluid.doctor.fluid_api.Entry` has it."""
+    """What the doctor has to know of an object, as `jfluid.doctor.fluid_api.FluidName` has it."""
     if isinstance(value, surface.Missing):
         return {"kind": "missing", "says": str(value._refuse()).partition(": ")[2]}
     if not callable(value):

@@ -12,7 +12,7 @@ from jfluid import command, errors
 from jfluid.exports import model as exports
 from jfluid.exports import onnx_model, stablehlo
 from jfluid.serving import service
-from jfluid.serving.requests import Limits
+from jfluid.serving.requests import RequestLimits
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "models" / "separate"
 layers = fluid.layers
@@ -146,8 +146,8 @@ def test_a_declared_shape_takes_no_memory(shape, tmp_path):
     model = exports.LoadedModel(str(tmp_path))
     uses = [lambda: model.sample(2), lambda: stablehlo.to_stablehlo(model), lambda: onnx_model.to_onnx(model)]
     if shape[0] is None:  # of other models the server makes no trial run
-        resources = service.Resources(Limits())
-        uses.append(lambda: service.Service(model, 4, 0.0, resources))
+        resources = service.Resources(RequestLimits())
+        uses.append(lambda: service.ModelService(model, 4, 0.0, resources))
     for use in uses:
         with pytest.raises(errors.OutOfMemoryError, match=r"feeds of \d+ bytes .* x \["):
             use()

@@ -20,8 +20,8 @@ from jfluid.exports.model import LoadedModel
 from jfluid.serving.application import server
 from jfluid.serving.batching import Batcher
 from jfluid.serving.models import Models
-from jfluid.serving.requests import NPZ, Limits, TooManyRequests
-from jfluid.serving.service import Resources, Service
+from jfluid.serving.requests import NPZ, RequestLimits, TooManyRequests
+from jfluid.serving.service import ModelService, Resources
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "models" / "separate"
 OUTPUT = "save_infer_model/scale_0.tmp_0"
@@ -30,12 +30,12 @@ OUTPUT = "save_infer_model/scale_0.tmp_0"
 @contextlib.contextmanager
 def served(folders=None, limits=None, poll=0.0, servers=(), **options):
     """The address at which models, or the golden one, are served."""
-    resources = Resources(limits or Limits(bytes=1 << 20))
+    resources = Resources(limits or RequestLimits(bytes=1 << 20))
     settings = {"largest": 8, "delay": 0.2} | options
 
     def load(folder, name, version):
         model = LoadedModel(folder, servers=servers)
-        return Service(model, resources=resources, name=name, version=version, **settings)
+        return ModelService(model, resources=resources, name=name, version=version, **settings)
 
     models = Models(folders or {"golden": str(GOLDEN)}, load, resources)
     with listen("127.0.0.1", 0) as socket:

@@ -27,7 +27,7 @@ from jfluid.serving.batching import Batcher
 from jfluid.serving.blocks import block
 from jfluid.serving.json_inputs import PADDING, read_json
 from jfluid.serving.npz_inputs import Archive
-from jfluid.serving.requests import NPZ, BadRequest, Input, Limits, TooManyRequests
+from jfluid.serving.requests import NPZ, BadRequest, Input, RequestLimits, TooManyRequests
 from jfluid.serving.room import Room
 from tests.command.test_serve import asked, served
 from tests.fuzz.harness import fuzzed
@@ -59,7 +59,7 @@ def model(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def address(model):
-    with served({"m": model}, limits=Limits(bytes=1 << 20, elements=1 << 18, rows=20000)) as found:
+    with served({"m": model}, limits=RequestLimits(bytes=1 << 20, elements=1 << 18, rows=20000)) as found:
         yield found
 
 
@@ -195,7 +195,7 @@ def test_a_large_request_runs_in_pieces(address, model):
 @pytest.fixture(scope="module")
 def strict(model):
     """An address where little may be waited for."""
-    limits = Limits(bytes=4 << 20, held=6 << 20, connections=20, seconds=1.5)
+    limits = RequestLimits(bytes=4 << 20, held=6 << 20, connections=20, seconds=1.5)
     with served({"m": model}, limits=limits) as found:
         yield found
 
@@ -259,7 +259,7 @@ def test_large_bodies_wait_for_room_and_small_ones_do_not(model, monkeypatch):
     def spaced(size):
         return b'{"inputs": {"x": [' + b" " * size + b"[1, 2, 3, 4]]}}"
 
-    with served({"m": model}, limits=Limits(held=1 << 20)) as found:
+    with served({"m": model}, limits=RequestLimits(held=1 << 20)) as found:
         for _ in range(3):  # what was held is free again
             status, text = asked(f"{found}/predict", spaced(2 << 20))
             assert status == 503 and "ask again later" in json.loads(text)["error"]
@@ -407,10 +407,10 @@ def test_parsing_of_large_requests_pauses(form):
     file, rests = io.BytesIO(), []
     if form == "json":
         text = json.dumps({"inputs": {"x": rows.tolist()}}).encode() + PADDING
-        found = read_json(bytearray(text), (item,), Limits(), lambda: rests.append(1))["x"]
+        found = read_json(bytearray(text), (item,), RequestLimits(), lambda: rests.append(1))["x"]
     else:
         np.savez(file, x=rows)
-        found = Archive(bytearray(file.getvalue()), (item,), Limits()).arrays(lambda: rests.append(1))["x"]
+        found = Archive(bytearray(file.getvalue()), (item,), RequestLimits()).arrays(lambda: rests.append(1))["x"]
     assert np.array_equal(found, rows) and len(rests) >= 3
 
 

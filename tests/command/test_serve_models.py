@@ -18,8 +18,8 @@ from jfluid import command, errors, flags
 from jfluid.command import serve
 from jfluid.command.serve import named
 from jfluid.exports.model import LoadedModel
-from jfluid.serving.requests import Limits
-from jfluid.serving.service import Resources, Service
+from jfluid.serving.requests import RequestLimits
+from jfluid.serving.service import ModelService, Resources
 from tests.command.test_serve import GOLDEN, OUTPUT, asked, images, served
 
 SCALED = "scaled"
@@ -277,8 +277,8 @@ def wait(condition, seconds=300):
 def test_no_request_waits_for_the_compiler():
     """Warm-up has compiled the model for batches of all sizes."""
     compiled = []
-    resources = Resources(Limits())
-    service = Service(LoadedModel(str(GOLDEN)), 8, 0.0, resources)
+    resources = Resources(RequestLimits())
+    service = ModelService(LoadedModel(str(GOLDEN)), 8, 0.0, resources)
 
     def note(event, *_, **__):
         compiled.append(event)

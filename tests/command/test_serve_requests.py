@@ -17,10 +17,10 @@ from hypothesis import strategies as st
 from jfluid.serving.blocks import block
 from jfluid.serving.json_inputs import PADDING, read_json
 from jfluid.serving.npz_inputs import Archive
-from jfluid.serving.requests import BadRequest, Input, Limits
+from jfluid.serving.requests import BadRequest, Input, RequestLimits
 from tests.fuzz.harness import fuzzed
 
-LIMITS = Limits(bytes=1 << 20, elements=1000)
+LIMITS = RequestLimits(bytes=1 << 20, elements=1000)
 
 
 def one(dtype="float32", shape=(-1, 4), height=None):

@@ -9,7 +9,7 @@ import pytest
 import jfluid as fluid
 from jfluid.exports.model import LoadedModel
 from jfluid.exports.sequences import Sequences
-from jfluid.serving.requests import NPZ, Limits
+from jfluid.serving.requests import NPZ, RequestLimits
 from tests.command.test_serve import asked, served
 
 HEIGHT = 50
@@ -165,7 +165,7 @@ def test_large_requests_of_sequences(model):
     """More than 64 KiB are read in a thread, and the elements are bounded."""
     count = 6000
     ids, dense = [[1, 2]] * count, [[0.0, 0.0]] * count
-    with served({"m": model}, limits=Limits(bytes=1 << 20, rows=10_000, elements=50_000), longest=2) as address:
+    with served({"m": model}, limits=RequestLimits(bytes=1 << 20, rows=10_000, elements=50_000), longest=2) as address:
         status, said = predicted(address, ids, dense)
         assert status == 200 and len(next(iter(said["outputs"].values()))) == count
         status, said = predicted(address, [[1] * 25_000, [2] * 25_000, []])

@@ -121,7 +121,7 @@ def test_arguments_that_name_no_file(home, arguments, message):
 
 def test_only_the_web_is_downloaded_from(home, tmp_path):
     (tmp_path / "some").write_bytes(b"contents")
-    with pytest.raises(DownloadError, match="the URL is none of http or https"):
+    with pytest.raises(DownloadError, match="expected a URL of http or https, found"):
         common.download(f"file://{tmp_path}/some", "set", MD5)
 
 

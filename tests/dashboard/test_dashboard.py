@@ -20,7 +20,7 @@ from jfluid.command import dashboard
 from jfluid.dashboard import address, application, exports, logs, runs, series
 from jfluid.dashboard.metrics import registry
 from jfluid.dashboard.runs import Run, Runs
-from jfluid.ps_server.metrics import Metrics
+from jfluid.ps_server.metrics import ServerMetrics
 from jfluid.ps_server.store import Store
 from jfluid.record import lines
 from jfluid.security import secret
@@ -514,7 +514,7 @@ def test_the_board_asks_for_metrics_that_there_are(read):
     board = json.loads((Path(__file__).parents[2] / "configs" / "grafana.json").read_text())
     asked = " ".join(t["expr"] for panel in board["panels"] for t in panel.get("targets", ()))
     known = set()
-    for held in (registry(read), Metrics(Store()).registry):
+    for held in (registry(read), ServerMetrics(Store()).registry):
         for family in held.collect():
             known |= {
                 family.name,

@@ -150,7 +150,7 @@ def test_records_of_one_id_are_merged(tmp_path):
     made, _ = dataset("InMemoryDataset", [path], batch=5)
     made.set_merge_by_lineid(2)
     made.load_into_memory()
-    with pytest.warns(RuntimeWarning, match="1 records dropped whose id has not 2 of them"):
+    with pytest.warns(RuntimeWarning, match="1 records dropped: their id has not 2 records"):
         made.global_shuffle()
     (found,) = fed(made)
     assert sorted(zip(*found)) == [([1, 3, 4], [1, 1, 1], 1), ([2, 6], [2, 2, 2], 2)]

@@ -13,13 +13,13 @@ import pytest
 import jfluid as fluid
 from jfluid import errors
 from jfluid.dataset import exchange, record_encoding
-from jfluid.dataset.multislot import Parser, Records, Slot
+from jfluid.dataset.multislot import DatasetSlot, Parser, Records
 from jfluid.security import sockets
 from tests.ports import free_endpoints
 from tests.security.wiretap import Wiretap
 
 SECRET, LIMIT = "a-secret-of-the-tests", 120
-SLOTS = [Slot("ids", False), Slot("clicks", True, (2,))]
+SLOTS = [DatasetSlot("ids", False), DatasetSlot("clicks", True, (2,))]
 
 
 @pytest.fixture(autouse=True)

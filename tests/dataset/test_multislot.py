@@ -7,10 +7,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from jfluid.dataset.multislot import BadLine, Parser, Slot, joined
+from jfluid.dataset.multislot import BadLine, DatasetSlot, Parser, joined
 from tests.fuzz.harness import fuzzed
 
-SLOTS = [Slot("ids", False), Slot("dense", True, (3,)), Slot("label", False, (1,))]
+SLOTS = [DatasetSlot("ids", False), DatasetSlot("dense", True, (3,)), DatasetSlot("label", False, (1,))]
 
 
 def parse(text, slots=SLOTS, **options):
@@ -47,7 +47,7 @@ def test_zeros_of_ragged_slots_are_dropped_in_memory():
 
 
 def test_unused_slots_and_tags():
-    slots = [Slot("a", False, used=False), Slot("b", True)]
+    slots = [DatasetSlot("a", False, used=False), DatasetSlot("b", True)]
     parser = Parser(slots, tags=2)
     text = np.frombuffer(b"1 k1 1 some 2 7 8 2 0.5 1\n1 longer 1 x 1 9 1 2\n", np.uint8)
     records, _ = parser.parse(text, 0, pytest.fail)
@@ -157,7 +157,7 @@ def test_any_text_gives_records_or_errors(lines):
 @fuzzed(200)
 @given(st.floats(width=32, allow_nan=False, allow_infinity=False))
 def test_floats_come_back(value):
-    feed, bad = parse(f"1 {value!r}\n1 {value:.9e}\n1 {value:.60f}\n".encode(), [Slot("x", True)])
+    feed, bad = parse(f"1 {value!r}\n1 {value:.9e}\n1 {value:.60f}\n".encode(), [DatasetSlot("x", True)])
     assert not bad
     np.testing.assert_array_equal(np.array(feed["x"])[:, 0], np.full(3, value, "float32"))
 
@@ -183,7 +183,7 @@ def test_one_long_id_does_not_widen_all_others():
     """Ids stand in an array of texts of one width."""
 
     def tags(text):
-        return Parser([Slot("a", False)], 1).parse(np.frombuffer(text, np.uint8), 0, lambda bad: None)[0].tags
+        return Parser([DatasetSlot("a", False)], 1).parse(np.frombuffer(text, np.uint8), 0, lambda bad: None)[0].tags
 
     long = b"x" * 20_000
     found = tags(b"1 " + long + b" 1 1\n" + b"1 i 1 1\n" * 2_000 + b"1 " + long + b" 1 2\n1 " + long + b"y 1 2\n")

@@ -281,7 +281,7 @@ def test_a_server_is_killed_before_its_first_snapshot(tmp_path, undisturbed):
         job.servers[0] = job.server(0, JFLUID_PS_RESTORE="1")
         job.servers[0].until("begins anew")
         found = job.finish()
-        assert "5 kept ones are sent again" in job.trainers[0].output
+        assert "5 later pushes are sent again" in job.trainers[0].output
     assert_same(found, undisturbed())
 
 
@@ -378,7 +378,7 @@ def test_the_disk_is_full(tmp_path, undisturbed):
         job.servers[0] = job.server(0, JFLUID_PS_RESTORE="1")
         job.servers[0].until("restored snapshot")
         found = job.finish(step + 5)
-        assert re.search("[1-9][0-9]* kept ones are sent again", job.trainers[0].output)
+        assert re.search("[1-9][0-9]* later pushes are sent again", job.trainers[0].output)
     assert_same(found, undisturbed(steps=step + 5))
 
 

@@ -51,10 +51,10 @@ def test_an_error_is_said_with_its_line(script, capsys):
 @pytest.mark.parametrize(
     "code, limits, ended",
     [
-        ("import time; time.sleep(600)", trial.Limits(seconds=1), "time"),
+        ("import time; time.sleep(600)", trial.TrialLimits(seconds=1), "time"),
         (
             "x = bytearray(1 << 29); x[::4096] = b'a' * (1 << 17); input()",
-            trial.Limits(memory=300),
+            trial.TrialLimits(memory=300),
             "memory",
         ),
     ],

@@ -6,7 +6,7 @@ import pytest
 import jfluid as fluid
 from jfluid import layers
 from jfluid.compile.dynamic_shapes.buckets import Buckets
-from jfluid.compile.dynamic_shapes.segment import Segment
+from jfluid.compile.dynamic_shapes.segment import StreamSegment
 from jfluid.compile.dynamic_shapes.stream import ShapeStream
 from jfluid.compile.dynamic_shapes.traced import Traced
 from jfluid.compile.runtime import executables, library_fusions
@@ -25,7 +25,7 @@ def work(monkeypatch):
         [
             (library_fusions, "compiled"),
             (executables.Executables, "interpret"),
-            (Segment, "recorded"),
+            (StreamSegment, "recorded"),
             (executables.Executables, "trace"),
         ],
     )

@@ -170,11 +170,24 @@ def test_a_file_has_one_variable_and_a_folder_no_other_meaning(exe, tmp_path):
     program = program_of("__model__")
     out = program.global_block().create_var(name="out", shape=[2], dtype="float32")
     program.global_block().append_op("relu", {"X": "__model__"}, {"Out": out})
-    with pytest.raises(
-        errors.FileFormatError, match="variable __model__: a different file of the folder has this name"
-    ):
+    with pytest.raises(errors.FileFormatError, match="variable __model__: the name of a different file of the folder"):
         io.save_inference_model(str(tmp_path / "m"), [], [out], exe, program)
     assert everything_below(tmp_path) == []
+
+
+@pytest.mark.parametrize("name", ["__model__", "__model__.main_program"])
+def test_variables_never_replace_a_saved_program(exe, tmp_path, name):
+    model = program_of("w")
+    io.save_inference_model(str(tmp_path), [], [model.global_block().var("w")], exe, model)
+    saved = (tmp_path / "__model__").read_bytes()
+    for program in (program_of(name), program_of(f"{name}/w")):
+        with pytest.raises(errors.FileFormatError, match=f"variable {name}.*; rename"):
+            io.save_persistables(exe, str(tmp_path), program)
+    with pytest.raises(errors.FileFormatError, match="filename: __model__ is the name of the program's file"):
+        io.save_persistables(exe, str(tmp_path), model, filename="__model__")
+    io.save_persistables(exe, str(tmp_path), program_of(name), filename="all")  # one file holds no names
+    assert (tmp_path / "__model__").read_bytes() == saved
+    assert io.load_inference_model(str(tmp_path), exe)[1] == []
 
 
 def test_variables_in_folders_come_back(exe, tmp_path):

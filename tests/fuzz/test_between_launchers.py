@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from jfluid import errors
 from jfluid.dataset import exchange, record_encoding
-from jfluid.dataset.multislot import Parser, Slot
+from jfluid.dataset.multislot import DatasetSlot, Parser
 from jfluid.launch import messages
 from jfluid.launch.failure import Failure
 from jfluid.progress import line_of
@@ -33,7 +33,7 @@ SAID = [
     messages.End(failure=FAILURE, again=True),
     messages.End(failure=None, again=False),
 ]
-SLOTS = [Slot("a", False), Slot("b", True, (2,)), Slot("c", False, used=False)]
+SLOTS = [DatasetSlot("a", False), DatasetSlot("b", True, (2,)), DatasetSlot("c", False, used=False)]
 
 
 @functools.cache

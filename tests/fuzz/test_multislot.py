@@ -8,11 +8,16 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from jfluid import errors
-from jfluid.dataset.multislot import BadLine, Parser, Slot
+from jfluid.dataset.multislot import BadLine, DatasetSlot, Parser
 from jfluid.dataset.text_files import FileSource, ShellCommands
 from tests.fuzz.harness import Refusal, fuzzed, grows_linearly, mutated, reads_or_refuses
 
-SLOTS = [Slot("a", False), Slot("b", True, (3,)), Slot("c", True), Slot("d", False, used=False)]
+SLOTS = [
+    DatasetSlot("a", False),
+    DatasetSlot("b", True, (3,)),
+    DatasetSlot("c", True),
+    DatasetSlot("d", False, used=False),
+]
 LINE = b"2 11 0 3 0.5 1.5 -2 1 1e5 1 7\n"
 SEEDS = [LINE * 3, b"1 tag 1 content " + LINE, b"1 " + b"x" * 3000 + b" " + LINE * 2]
 WORDS = st.sampled_from(

@@ -58,7 +58,7 @@ def programs(draw):
 @fuzzed(120)
 @given(st.one_of(mutated(SEEDS), programs(), mutated(list(hostile(200).values()))))
 def test_bytes(data):
-    found = reads_or_refuses(unpickling.load, data, unpickling.Refused)
+    found = reads_or_refuses(unpickling.load, data, unpickling.RefusedPickle)
     if not isinstance(found, Refusal):
         str(found)
 
@@ -106,11 +106,11 @@ def test_what_is_no_bomb_is_read(value, protocol):
     ],
 )
 def test_time(name):
-    grows_linearly(unpickling.load, lambda size: hostile(size)[name], 3000, unpickling.Refused)
+    grows_linearly(unpickling.load, lambda size: hostile(size)[name], 3000, unpickling.RefusedPickle)
 
 
 def test_time_of_arrays():
     def many(size):
         return pickle.dumps({str(i): np.ones(1) for i in range(size)}, 2)
 
-    grows_linearly(unpickling.load, many, 60, unpickling.Refused)
+    grows_linearly(unpickling.load, many, 60, unpickling.RefusedPickle)

@@ -305,7 +305,7 @@ def test_gpus(text, gpus):
         ),
         (
             "processes: 1\nenv: {PADDLE_TRAINER_ID: 1}",
-            "job.yaml:4:1: env: the launcher gives each process its own PADDLE_TRAINER_ID; remove it, "
+            "job.yaml:4:1: env: the launcher sets PADDLE_TRAINER_ID for each process; remove it, "
             "found {'PADDLE_TRAINER_ID': 1}",
         ),
     ],

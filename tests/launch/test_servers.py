@@ -226,7 +226,7 @@ def test_fluids_options_and_names():
         ),
         (
             "env: {JFLUID_PS_RESTORE: 1}",
-            "the launcher gives each process its own JFLUID_PS_RESTORE; remove it",
+            "the launcher sets JFLUID_PS_RESTORE for each process; remove it",
         ),
         ("servers: ['a:1', 'a:2']\nips: [a]", "ips does not go with lists of host:port"),
         ("servers: ['a:1', 'a:2']\nnodes: 2", "must both be lists of host:port, or both numbers"),

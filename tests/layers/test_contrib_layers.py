@@ -49,7 +49,7 @@ def test_a_tree_of_items():
 @pytest.mark.parametrize(
     ("negatives", "sizes", "leaves", "message"),
     [
-        ([1], [1, 2], 2, "as many numbers in neg_samples_num_list"),
+        ([1], [1, 2], 2, "neg_samples_num_list and layer_node_num_list of one length"),
         ([0, 2], [1, 2], 2, "layer 1 has 2 nodes, so at most 1"),
         ([0, 1], [1, 2], 3, "leaf_node_num must be less than the 3 nodes"),
     ],

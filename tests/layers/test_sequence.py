@@ -210,6 +210,12 @@ def test_lod_append(by):
         Net(lambda x, level=None: layers.lod_append(x, 5), **feeds)
 
 
+def test_lod_reset_takes_offsets_in_an_array():
+    with pytest.warns(RuntimeWarning, match="lod_reset with target_lod needs the exact number of rows"):
+        net = Net(lambda x: layers.lod_reset(x, target_lod=np.array([0, 1, 5])), x=ragged(X, [2, 1, 2]))
+    check(net, X, [[1, 4]])
+
+
 def test_reorder_lod_tensor_by_rank():
     rows = normal(3, 2)
     net = Net(

@@ -17,10 +17,10 @@ import jax
 import numpy as np
 
 from jfluid.machine_code import calls as machine_calls
-from jfluid.machine_code import kernel_registry, llvm_writer, row_kernels, xla_tasks
+from jfluid.machine_code import ffi_runtime, kernel_registry, llvm_writer, row_kernels
 
 PAGE = mmap.PAGESIZE
-HEADER = xla_tasks._HEADER
+HEADER = ffi_runtime._HEADER
 _NOBODY, _READ_WRITE, _PRIVATE_ANONYMOUS = 0, mmap.PROT_READ | mmap.PROT_WRITE, 0x22
 _FILLS = (0xFF, 0x5A)  # bytes: numbers that are none, and large ones
 # Where the names of functions that ran are written, and what runs now: its process may end there.
@@ -62,7 +62,7 @@ class Buffer:
 def _function(name: str, pointers: int) -> Any:
     """The function that does a chunk."""
     machine_code = kernel_registry.object_file(name.split("_")[1])
-    (address,) = llvm_writer.load(machine_code, [xla_tasks.chunk_of(name)])
+    (address,) = llvm_writer.load(machine_code, [ffi_runtime.chunk_of(name)])
     return ctypes.CFUNCTYPE(None, *[ctypes.c_void_p] * pointers, ctypes.c_int64)(address)
 
 
@@ -129,7 +129,7 @@ class Guards:
             chunks, memory = numbers[:2].tolist()
             threads = [buffer(HEADER + 4 * memory) for _ in range(2)]
             for thread in threads:
-                thread.bytes[HEADER - xla_tasks._HOLDS : HEADER] = 0  # as a call begins
+                thread.bytes[HEADER - ffi_runtime._HOLDS : HEADER] = 0  # as a call begins
             arrays = [*inputs, *outputs, geometry]
             function = _function(name, len(arrays) + 1)
             for at, chunk in enumerate(np.random.RandomState(chunks).permutation(chunks)):

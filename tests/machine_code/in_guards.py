@@ -16,17 +16,17 @@ from hypothesis import strategies as st
 
 import jfluid as fluid
 from jfluid.machine_code import (
+    convolution_dispatch,
     convolution_kernels,
-    direct_convolution,
-    direct_gru,
-    direct_loops,
-    direct_lstm,
-    direct_product,
-    direct_rows,
+    gru_dispatch,
     kernel_registry,
+    lstm_dispatch,
     lstm_kernels,
+    product_dispatch,
     product_kernels,
+    row_dispatch,
     row_kernels,
+    sequence_dispatch,
     vector_functions,
 )
 from jfluid.machine_code.processor import LANES
@@ -99,7 +99,7 @@ def levels(draw):
 
 
 def places(offsets, rows, batches):
-    found = np.asarray(direct_loops.places(Level(offsets, 6), rows))
+    found = np.asarray(sequence_dispatch.places(Level(offsets, 6), rows))
     return np.broadcast_to(found, (*batches, len(found))).copy()
 
 
@@ -132,9 +132,9 @@ def test_lstm(level, width, batches, seed, kind, backwards, gate, cell, candidat
     weight, bias = make(width, 4 * width) / 16, make(7 * width)
     x, h0, c0 = make(*batches, rows, 4 * width), *(make(*batches, number, width) for _ in range(2))
     known = places(offsets, rows, batches)
-    hidden, cells, gates = direct_lstm._forward(form, weight, bias, x, h0, c0, known)
+    hidden, cells, gates = lstm_dispatch._forward(form, weight, bias, x, h0, c0, known)
     grads = make(*batches, rows, width), make(*batches, rows, width)
-    direct_lstm._backward(form, weight, bias, gates, cells, hidden, h0, c0, *grads, known)
+    lstm_dispatch._backward(form, weight, bias, gates, cells, hidden, h0, c0, *grads, known)
     if not sound and hidden.size:
         assert not hidden.any() and not cells.any()
     if not batches and kind == "plain":
@@ -163,9 +163,9 @@ def test_gru(level, width, batches, seed, kind, backwards, origin, gate, candida
     to_gates, to_candidate = make(width, 2 * width) / 16, make(width, width) / 16
     x, h0, bias = make(*batches, rows, 3 * width), make(*batches, number, width), make(3 * width)
     known = places(offsets, rows, batches)
-    hidden, gates = direct_gru._forward(form, to_gates, to_candidate, bias, x, h0, known)
+    hidden, gates = gru_dispatch._forward(form, to_gates, to_candidate, bias, x, h0, known)
     grad = make(*batches, rows, width)
-    direct_gru._backward(form, to_gates, to_candidate, gates, hidden, h0, grad, known)
+    gru_dispatch._backward(form, to_gates, to_candidate, gates, hidden, h0, grad, known)
     if not sound and hidden.size:
         assert not hidden.any()
     if not batches and kind == "plain":
@@ -187,12 +187,12 @@ def test_gru(level, width, batches, seed, kind, backwards, origin, gate, candida
 def test_lstm_of_steps_side_by_side(number, steps, seed):
     make, width = Numbers(seed), LANES
     form = LstmForm(("sigmoid", "tanh", "tanh"), False, time_major=True)
-    known = np.asarray(direct_loops.places(Level(None, steps, number), number * steps, True))
+    known = np.asarray(sequence_dispatch.places(Level(None, steps, number), number * steps, True))
     weight, bias, h0 = make(width, 4 * width), make(7 * width), make(number, width)
     x = make(number * steps, 4 * width)
-    hidden, cells, gates = direct_lstm._forward(form, weight, bias, x, h0, h0, known)
+    hidden, cells, gates = lstm_dispatch._forward(form, weight, bias, x, h0, h0, known)
     arrays = (gates, cells, hidden, h0, h0, make(*hidden.shape), make(*hidden.shape), known)
-    direct_lstm._backward(form, weight, bias, *arrays)
+    lstm_dispatch._backward(form, weight, bias, *arrays)
 
 
 # ---- rows of tables ----
@@ -221,7 +221,7 @@ def there(table, ids):
 @given(tables())
 def test_rows_are_taken(drawn):
     _, table, ids = drawn
-    found, known = direct_rows._read.fun(table, ids), there(table, ids)
+    found, known = row_dispatch._read.fun(table, ids), there(table, ids)
     np.testing.assert_array_equal(found[known], table[ids[known]])
     assert np.isnan(found[~known]).all()
 
@@ -232,13 +232,13 @@ def test_rows_are_taken(drawn):
 def test_rows_are_replaced_added_to_and_merged(drawn, multiple):
     make, table, ids = drawn
     values, known = make(len(ids), table.shape[1]), there(table, ids)
-    replaced = direct_rows.put(table, ids, values)
+    replaced = row_dispatch.put(table, ids, values)
     untouched = np.setdiff1d(np.arange(len(table)), ids[known])
     np.testing.assert_array_equal(replaced[untouched], table[untouched])
     sums = np.zeros(table.shape)
     np.add.at(sums, ids[known], values[known].astype(float))
-    close(direct_rows.add(table, ids, values, np.float32([0.5])), table + 0.5 * sums, make.kind)
-    once, merged, count = direct_rows.merge(ids, values, len(table), multiple)
+    close(row_dispatch.add(table, ids, values, np.float32([0.5])), table + 0.5 * sums, make.kind)
+    once, merged, count = row_dispatch.merge(ids, values, len(table), multiple)
     count = int(count[0])
     assert sorted(once[:count]) == np.unique(ids[known]).tolist()
     assert (once[count:] == len(table)).all()
@@ -273,10 +273,10 @@ def test_products(rows, columns, depth, over, copied, seed, kind, data):
         data.draw(st.sampled_from(held)),
     )
     with (
-        mock.patch.object(direct_product, "_divided", lambda *_: divided),
-        mock.patch.object(direct_product, "_is_copied", lambda _: copied),
+        mock.patch.object(product_dispatch, "_divided", lambda *_: divided),
+        mock.patch.object(product_dispatch, "_is_copied", lambda _: copied),
     ):
-        close(direct_product.product(*given_, over), product, kind)
+        close(product_dispatch.product(*given_, over), product, kind)
 
 
 # ---- images ----
@@ -331,10 +331,10 @@ def test_convolutions(drawn):
     make, x, kernel, strides, low, out, filters = drawn
     w = make(*kernel, x.shape[3], filters)
     seen = windows(x, kernel, strides, low, out)
-    found = direct_convolution.forward(x, w, strides, low, out)
+    found = convolution_dispatch.forward(x, w, strides, low, out)
     close(found, np.tensordot(seen, w, 3), make.kind)
     grad = make(x.shape[0], *out, filters)
-    found = direct_convolution.gradient(x, grad, kernel, strides, low)
+    found = convolution_dispatch.gradient(x, grad, kernel, strides, low)
     close(found, np.tensordot(seen, grad, [(0, 1, 2)] * 2), make.kind)
 
 
@@ -363,7 +363,7 @@ def test_gradients_of_images(images, rows, columns, channels, window, seed, kind
     grad, w = make(images, rows, columns, channels), make(height, width, channels, filters)
     parts = np.tensordot(grad, w, ((3,), (2,)))
     expected = overlapped(parts, low, sizes)
-    close(direct_convolution.of_images(grad, w, low, sizes), expected, make.kind)
+    close(convolution_dispatch.of_images(grad, w, low, sizes), expected, make.kind)
 
 
 # ---- whole steps ----

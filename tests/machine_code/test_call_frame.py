@@ -1,4 +1,4 @@
-"""Offsets of XLA's call frame in `xla_tasks.py` are those of the header that jaxlib ships."""
+"""Offsets of XLA's call frame in `ffi_runtime.py` are those of the header that jaxlib ships."""
 
 import re
 from pathlib import Path
@@ -6,7 +6,7 @@ from pathlib import Path
 import jaxlib
 import pytest
 
-from jfluid.machine_code import xla_tasks
+from jfluid.machine_code import ffi_runtime
 
 HEADER = Path(jaxlib.__file__).parent / "include/xla/ffi/api/c_api.h"
 _STRUCT = re.compile(r"struct (XLA_FFI_\w+) \{([^}]*)\}", re.DOTALL)
@@ -82,14 +82,14 @@ def test_offsets_are_those_of_the_header(header):
         "_SET_AVAILABLE": api["XLA_FFI_Future_SetAvailable"],
         "_SET_ERROR": api["XLA_FFI_Future_SetError"],
     }
-    assert found == {name: getattr(xla_tasks, name) for name in found}
+    assert found == {name: getattr(ffi_runtime, name) for name in found}
 
 
 def test_numbers_are_those_of_the_header(header):
     versions = re.findall(r"#define XLA_FFI_API_M(?:AJ|IN)OR (\d+)", header)
-    assert tuple(map(int, versions)) == xla_tasks.VERSION
-    assert re.search(r"XLA_FFI_Extension_Metadata = (\d+)", header)[1] == str(xla_tasks._OF_METADATA)
-    assert re.search(r"XLA_FFI_Error_Code_RESOURCE_EXHAUSTED = (\d+)", header)[1] == str(xla_tasks._EXHAUSTED)
+    assert tuple(map(int, versions)) == ffi_runtime.VERSION
+    assert re.search(r"XLA_FFI_Extension_Metadata = (\d+)", header)[1] == str(ffi_runtime._OF_METADATA)
+    assert re.search(r"XLA_FFI_Error_Code_RESOURCE_EXHAUSTED = (\d+)", header)[1] == str(ffi_runtime._EXHAUSTED)
 
 
 def test_requests_have_the_arguments_of_the_header(header):

@@ -13,13 +13,13 @@ import jfluid
 from jfluid import errors
 from jfluid.machine_code import (
     calls,
-    direct_convolution,
-    direct_gru,
-    direct_loops,
-    direct_lstm,
-    direct_product,
-    direct_rows,
+    convolution_dispatch,
+    gru_dispatch,
     kernel_registry,
+    lstm_dispatch,
+    product_dispatch,
+    row_dispatch,
+    sequence_dispatch,
 )
 from jfluid.machine_code.processor import LANES
 from jfluid.ops.ragged import Level
@@ -48,30 +48,30 @@ def known():
 
     with pytest.MonkeyPatch.context() as patch, jax.enable_x64(True), jax.disable_jit():
         patch.setattr(jax.ffi, "ffi_call", ffi_call)
-        width, places = LANES, np.asarray(direct_loops.places(Level(np.int32([0, 2, 5]), 3), 6))
+        width, places = LANES, np.asarray(sequence_dispatch.places(Level(np.int32([0, 2, 5]), 3), 6))
         state = zeros(2, width)
         form = LstmForm(("sigmoid", "tanh", "tanh"))
         weight, bias, rows = zeros(width, 4 * width), zeros(7 * width), zeros(6, width)
-        direct_lstm._forward(form, weight, bias, zeros(6, 4 * width), state, state, places)
+        lstm_dispatch._forward(form, weight, bias, zeros(6, 4 * width), state, state, places)
         arrays = (zeros(6, 4 * width), rows, rows, state, state, rows, rows, places)
-        direct_lstm._backward(form, weight, bias, *arrays)
+        lstm_dispatch._backward(form, weight, bias, *arrays)
         weights, gru = (zeros(width, 2 * width), zeros(width, width)), GruForm(("sigmoid", "tanh"))
         gates = zeros(6, 3 * width)
-        direct_gru._forward(gru, *weights, zeros(3 * width), gates, state, places)
-        direct_gru._backward(gru, *weights, gates, rows, state, rows, places)
+        gru_dispatch._forward(gru, *weights, zeros(3 * width), gates, state, places)
+        gru_dispatch._backward(gru, *weights, gates, rows, state, rows, places)
         table, ids, values = zeros(9, 5), np.arange(4), zeros(4, 5)
-        direct_rows._read.fun(table, ids)
-        direct_rows.put(table, ids, values)
-        direct_rows.add(table, ids, values, np.ones(1, np.float32))
-        direct_rows.merge(ids, values, 9, 3)
+        row_dispatch._read.fun(table, ids)
+        row_dispatch.put(table, ids, values)
+        row_dispatch.add(table, ids, values, np.ones(1, np.float32))
+        row_dispatch.merge(ids, values, 9, 3)
         x, y = zeros(20, 30), zeros(20, 40)
-        direct_product.product(x, y, (0, 0))
+        product_dispatch.product(x, y, (0, 0))
         images, filters, grad = zeros(2, 9, 11, 3), zeros(3, 3, 3, LANES), zeros(2, 9, 11, LANES)
-        direct_convolution.forward(images, filters, (1, 1), (1, 1), (9, 11))
-        direct_convolution.gradient(images, grad, (3, 3), (1, 1), (1, 1))
-        direct_convolution.of_images(grad, zeros(3, 3, LANES, LANES), (1, 1), (9, 11))
+        convolution_dispatch.forward(images, filters, (1, 1), (1, 1), (9, 11))
+        convolution_dispatch.gradient(images, grad, (3, 3), (1, 1), (1, 1))
+        convolution_dispatch.of_images(grad, zeros(3, 3, LANES, LANES), (1, 1), (9, 11))
         high = zeros(2, 12, 11, LANES)
-        direct_convolution.of_images(high, zeros(3, 3, LANES, 20), (1, 1), (12, 11))
+        convolution_dispatch.of_images(high, zeros(3, 3, LANES, 20), (1, 1), (12, 11))
     return found
 
 
@@ -161,9 +161,9 @@ def test_there_is_one_door():
     ],
 )
 def test_offsets_from_data_are_bounded(given, rows, expected):
-    found = direct_loops.offsets(Level(jnp.array(given, jnp.int32), 5), rows)
+    found = sequence_dispatch.offsets(Level(jnp.array(given, jnp.int32), 5), rows)
     assert found.tolist() == expected
-    places = direct_loops.places(Level(jnp.array(given, jnp.int32), 5), rows)
+    places = sequence_dispatch.places(Level(jnp.array(given, jnp.int32), 5), rows)
     order, starts, lengths = np.split(np.asarray(places[:-1]), 3)
     assert sorted(order) == list(range(len(given) - 1))
     assert (starts >= 0).all() and (lengths >= 0).all() and (starts + lengths <= rows).all()
@@ -171,4 +171,4 @@ def test_offsets_from_data_are_bounded(given, rows, expected):
 
 def test_sequences_of_one_length_that_do_not_fit_are_refused():
     with pytest.raises(errors.ShapeError, match="3 sequences of 4 rows, found 11 rows"):
-        direct_loops.offsets(Level(None, 4, 3), 11)
+        sequence_dispatch.offsets(Level(None, 4, 3), 11)

@@ -24,14 +24,14 @@ BESIDE = """
 import sys
 import numpy as np, jax
 from pathlib import Path
-from jfluid.machine_code import direct_loops, direct_lstm, lstm_kernels
+from jfluid.machine_code import sequence_dispatch, lstm_dispatch, lstm_kernels
 from jfluid.ops.sequence_loops import LstmForm
 from tests.machine_code import guarded
 rows, first, last = map(int, sys.argv[2:])
 width, made = 16, [jax.ShapeDtypeStruct((4, n * 16), np.float32) for n in (1, 1, 4)]
-sizes, weight = direct_loops.LoopSizes((), 4, 1, width), np.zeros((width, 4 * width), np.float32)
-panels = direct_loops.Panels.of(weight)
-numbers = direct_lstm._numbers(LstmForm(("sigmoid", "tanh", "tanh")), sizes, panels)
+sizes, weight = sequence_dispatch.LoopSizes((), 4, 1, width), np.zeros((width, 4 * width), np.float32)
+panels = sequence_dispatch.Panels.of(weight)
+numbers = lstm_dispatch._numbers(LstmForm(("sigmoid", "tanh", "tanh")), sizes, panels)
 numbers = np.array([numbers[n] for n in lstm_kernels.GEOMETRY], np.int32)
 x, state, bias = (np.zeros(shape, np.float32) for shape in ((rows, 4 * width), (1, width), 7 * width))
 places = np.array([0, first, last - first, last], np.int32)

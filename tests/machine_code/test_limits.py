@@ -17,8 +17,8 @@ logging.basicConfig(level=logging.INFO, format="%(levelname)s %(name)s %(message
 if sys.argv[1]:
     platform.machine = lambda: sys.argv[1]
 import jfluid as fluid
-from jfluid.machine_code import kernel_registry, xla_tasks
-xla_tasks.VERSION = tuple(map(int, sys.argv[2].split(".")))
+from jfluid.machine_code import kernel_registry, ffi_runtime
+ffi_runtime.VERSION = tuple(map(int, sys.argv[2].split(".")))
 on = [[name for name in fluid.flags.CPU_KERNELS if kernel_registry.is_on(name)] for _ in range(2)]
 assert on[0] == on[1]
 x = fluid.layers.fill_constant([40, 300], "float32", 1.0)

@@ -15,7 +15,7 @@ pytestmark = [
 SCRIPT = """
 import resource, sys
 import jax, numpy as np
-from jfluid.machine_code import direct_loops, direct_lstm, kernel_registry
+from jfluid.machine_code import sequence_dispatch, lstm_dispatch, kernel_registry
 from jfluid.ops.ragged import Level
 from jfluid.ops.sequence_loops import LstmForm
 assert kernel_registry.is_on("lstm")
@@ -24,15 +24,15 @@ random = np.random.RandomState(0)
 shapes = (width, 4 * width), (7 * width,), (2 * number, 4 * width)
 arrays = [random.rand(*shape).astype(np.float32) for shape in shapes]
 states = [np.zeros((number, width), np.float32)] * 2
-places = np.asarray(direct_loops.places(Level(np.arange(0, 2 * number + 1, 2, dtype=np.int32), 2), 2 * number))
-call = direct_loops.call
+places = np.asarray(sequence_dispatch.places(Level(np.arange(0, 2 * number + 1, 2, dtype=np.int32), 2), 2 * number))
+call = sequence_dispatch.call
 
 def hidden(memory=None):
     def with_memory(name, given, numbers, shapes):
         return call(name, given, {**numbers, "memory": memory or numbers["memory"]}, shapes)
 
-    direct_loops.call = with_memory
-    run = jax.jit(lambda *given: direct_lstm._forward(LstmForm(("sigmoid", "tanh", "tanh")), *given))
+    sequence_dispatch.call = with_memory
+    run = jax.jit(lambda *given: lstm_dispatch._forward(LstmForm(("sigmoid", "tanh", "tanh")), *given))
     return np.asarray(run(*arrays, *states, places)[0])
 
 expected = hidden()

@@ -17,7 +17,7 @@ pytestmark = [
     ),
 ]
 TESTS = Path(__file__).parents[1]
-FILES = ["compile/rewrites/test_direct_convolution.py", "machine_code/test_direct_loops.py"]
+FILES = ["compile/rewrites/test_convolution_dispatch.py", "machine_code/test_sequence_dispatch.py"]
 CHOSEN = "of_the_library or of_images or leave_other_shapes or (an_lstm or a_gru) and ragged or activations"
 
 

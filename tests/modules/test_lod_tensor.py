@@ -115,6 +115,25 @@ def test_errors():
         fluid.LoDTensor().set(np.zeros(2, "complex64"))
 
 
+@pytest.mark.parametrize(
+    ("level", "found"),
+    [([0, 2.5, 4], "2.5"), ([0, float("nan"), 4], "nan"), ([0, 1e30], "1e[+]30"), (["0", "2"], "'2'")]
+    + [([0, 2**63], "9.22"), ([0, 2**64], str(2**64)), ([0, None], "None"), ([0, 1j], "1j"), ([[0, 2]], "0, 2")],
+)
+def test_offsets_are_integers(level, found):
+    for take in (fluid.LoDTensor().set_lod, fluid.LoDTensor().set_recursive_sequence_lengths):
+        with pytest.raises(errors.ProgramError, match=f"lod: expected a list of integers for each level.*{found}"):
+            take([level])
+    with pytest.raises(errors.ProgramError, match="lod: expected a list of integers"):
+        fluid.LoDTensor(np.zeros((4, 1), "float32"), [level])
+
+
+@pytest.mark.parametrize("dtype", ["int64", "int32", "uint8", "bool", "float32", "float64"])
+def test_whole_numbers_of_any_dtype_are_offsets(dtype):
+    tensor = fluid.LoDTensor(np.zeros((1, 1), "float32"), [np.array([0, 1], dtype)])
+    assert tensor.lod() == [[0, 1]] and all(type(offset) is int for offset in tensor.lod()[0])
+
+
 @pytest.mark.filterwarnings("ignore:this program is compiled anew:RuntimeWarning")
 def test_ragged_rows_through_the_executor():
     x = fluid.data("x", [None, 1], dtype="int64", lod_level=1)

@@ -7,7 +7,7 @@ import pytest
 from jax import lax
 
 from jfluid.compile.numpy_steps import beside, interpreter, sums
-from jfluid.compile.numpy_steps.interpreter import Listing, NoRule
+from jfluid.compile.numpy_steps.interpreter import Listing, NotInterpretable
 
 FLOATS, INTEGERS = ("float32", "float64"), ("int8", "int32", "int64", "uint8", "uint32", "uint64")
 MODES = ("clip", "fill", "promise_in_bounds", None)
@@ -122,7 +122,7 @@ def test_windows_of_images_are_copied_by_rows(copied, groups, strides, holes, mo
 def refused(function, *shapes, match="bytes of intermediate results"):
     """Run a function by NumPy, which refuses before it makes an array of the size."""
     arrays = [np.zeros(shape, "float32") for shape in shapes]
-    with pytest.raises(NoRule, match=match):
+    with pytest.raises(NotInterpretable, match=match):
         beside.interpreted(Listing(jax.make_jaxpr(function)(*arrays)), arrays, jax.devices("cpu")[0])
 
 

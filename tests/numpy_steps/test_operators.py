@@ -12,9 +12,9 @@ from jax.extend.core import primitives
 
 from jfluid.check_device import cases
 from jfluid.compile.numpy_steps import blas_threads, interpreter, kernels
-from jfluid.compile.numpy_steps.beside import Listing, NoRule
+from jfluid.compile.numpy_steps.beside import Listing, NotInterpretable
 from jfluid.compile.numpy_steps.interpreter import host_value
-from jfluid.machine_code import direct_convolution, direct_product, direct_rows, kernel_registry
+from jfluid.machine_code import convolution_dispatch, kernel_registry, product_dispatch, row_dispatch
 from tests.dynamic_shapes.padding import difference
 from tests.dynamic_shapes.test_operators import weights
 
@@ -46,7 +46,7 @@ def compare(some, chosen):
             try:
                 with np.errstate(all="ignore"):
                     results = Listing(jaxpr).run([host_value(v) for v in arrays])
-            except NoRule as error:
+            except NotInterpretable as error:
                 refused.append((case.name, str(error)))
                 continue
             assert [(r.shape, r.dtype) for r in results] == [(a.shape, a.dtype) for a in jaxpr.out_avals], case.name
@@ -107,12 +107,12 @@ def convolution(draw, kind, strides, low):
     x, w = draw.rand(3, 9, 44, 5).astype("float32"), draw.rand(3, 2, 5, 32).astype("float32")
     out = 3, 14
     if kind == "forward":
-        return lambda x, w: direct_convolution.forward(x, w, strides, low, out), (x, w)
+        return lambda x, w: convolution_dispatch.forward(x, w, strides, low, out), (x, w)
     grad = draw.rand(3, *out, 32).astype("float32")
     if kind == "gradient":
-        return lambda x, g: direct_convolution.gradient(x, g, (3, 2), strides, low), (x, grad)
+        return lambda x, g: convolution_dispatch.gradient(x, g, (3, 2), strides, low), (x, grad)
     w = draw.rand(3, 2, 32, 32).astype("float32")
-    return lambda g, w: direct_convolution.of_images(g, w, low, (4, 14)), (grad, w)
+    return lambda g, w: convolution_dispatch.of_images(g, w, low, (4, 14)), (grad, w)
 
 
 def kernel_calls():
@@ -122,14 +122,14 @@ def kernel_calls():
     table, values = (draw.rand(n, 9).astype("float32") for n in (50, 300))
     x, y = draw.rand(130, 90).astype("float32"), draw.rand(90, 70).astype("float32")
     return {
-        "take": (direct_rows.take, (table, rows)),
-        "put": (lambda t, r, v: direct_rows.put(t, r, v), (table, draw.permutation(300).astype("int64") - 5, values)),
-        "add": (lambda t, r, v: direct_rows.add(t, r, v, jnp.float32(-0.5)), (table, rows, values)),
-        "merge": (lambda r, v: direct_rows.merge(r, v, 50, 16), (rows, values)),
+        "take": (row_dispatch.take, (table, rows)),
+        "put": (lambda t, r, v: row_dispatch.put(t, r, v), (table, draw.permutation(300).astype("int64") - 5, values)),
+        "add": (lambda t, r, v: row_dispatch.add(t, r, v, jnp.float32(-0.5)), (table, rows, values)),
+        "merge": (lambda r, v: row_dispatch.merge(r, v, 50, 16), (rows, values)),
         **{" ".join(map(str, ("convolution", *case))): convolution(draw, *case) for case in CONVOLUTIONS},
         **{
             f"product {over}": (
-                lambda a, b, over=over: direct_product.product(a, b, over),
+                lambda a, b, over=over: product_dispatch.product(a, b, over),
                 (x if over[0] else x.T, y.T if over[1] else y),
             )
             for over in itertools.product((0, 1), repeat=2)
@@ -172,7 +172,9 @@ def test_convolutions_of_many_sizes_share_an_executable():
     kernels._compiled.cache_clear()
     for count, columns in [(1, 44), (2, 51), (2, 48)]:
         x, w = draw.rand(count, 9, columns, 5).astype("float32"), draw.rand(3, 2, 5, 32).astype("float32")
-        closed = jax.make_jaxpr(lambda x, w, n=columns: direct_convolution.forward(x, w, (1, 1), (1, 1), (9, n)))(x, w)
+        closed = jax.make_jaxpr(lambda x, w, n=columns: convolution_dispatch.forward(x, w, (1, 1), (1, 1), (9, n)))(
+            x, w
+        )
         (found,) = Listing(closed).run([x, w])
         assert found.shape == (count, 9, columns, 32)
     assert kernels._compiled.cache_info().misses == 1

@@ -55,7 +55,7 @@ def test_trains_as_fluid_does(case):
 
 
 def test_ftrl_says_what_it_does_with_l2():
-    with pytest.warns(UserWarning, match=r"l1=0\.1 is taken for l2=0\.2"):
+    with pytest.warns(UserWarning, match=r"l1=0\.1 replaces l2=0\.2"):
         fluid.optimizer.Ftrl(0.1, l1=0.1, l2=0.2)
 
 

@@ -7,7 +7,7 @@ import time
 import pytest
 
 from jfluid.processes import collective_watch
-from jfluid.processes.collective_watch import RUN, STEP, CollectiveWatch, State, contradiction
+from jfluid.processes.collective_watch import RUN, STEP, CollectiveWatch, RankState, contradiction
 from tests.launch_case import gang
 
 
@@ -44,18 +44,18 @@ def clock(monkeypatch):
 
 
 def test_a_rank_that_has_ended_is_named_with_its_steps():
-    states = {0: State(6, 5, STEP), 1: State(4, 4, ended=True)}
+    states = {0: RankState(6, 5, STEP), 1: RankState(4, 4, ended=True)}
     assert "rank 1 has ended after 4 training steps, and rank 0 is in training step 5" in contradiction(states)
 
 
 @pytest.mark.parametrize(
     "states",
     [
-        {0: State(6, 5, STEP), 1: State(6, 5, ended=True)},
-        {0: State(6, 5, STEP), 1: State(5, 4)},
-        {0: State(6, 5, STEP), 1: State(6, 5, STEP)},
-        {0: State(6, 5, STEP), 1: State(5, 4, RUN)},
-        {0: State(6, 5), 1: State(5, 4, ended=True)},
+        {0: RankState(6, 5, STEP), 1: RankState(6, 5, ended=True)},
+        {0: RankState(6, 5, STEP), 1: RankState(5, 4)},
+        {0: RankState(6, 5, STEP), 1: RankState(6, 5, STEP)},
+        {0: RankState(6, 5, STEP), 1: RankState(5, 4, RUN)},
+        {0: RankState(6, 5), 1: RankState(5, 4, ended=True)},
     ],
 )
 def test_ranks_that_may_still_come_are_no_contradiction(states):
@@ -63,7 +63,7 @@ def test_ranks_that_may_still_come_are_no_contradiction(states):
 
 
 def test_different_calls_of_one_number_are_a_contradiction():
-    found = contradiction({0: State(6, 5, STEP), 1: State(6, 4, "broadcast")})
+    found = contradiction({0: RankState(6, 5, STEP), 1: RankState(6, 4, "broadcast")})
     assert "rank 0 is in training step 5, and rank 1 waits in a broadcast after 4 training steps" in found
 
 

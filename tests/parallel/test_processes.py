@@ -51,7 +51,7 @@ def test_two_processes_equal_one_device(devices, tmp_path):
 
 
 def test_wrong_places_among_the_trainers():
-    with pytest.raises(errors.ProgramError, match="expected different endpoints and an id among them, found id 2"):
+    with pytest.raises(errors.ProgramError, match="expected different endpoints and the id of an endpoint, found id 2"):
         processes.join(["a:1", "b:1"], 2)
     with pytest.raises(errors.ProgramError, match="expected different endpoints"):
         processes.join(["a:1", "a:1"], 0)

@@ -478,7 +478,7 @@ def test_one_replica_without_a_number_is_said_once(monkeypatch, caplog):
     found = [exe.run(parallel(loss), feed={"x": rows(4)}, fetch_list=[loss])[0].shape for _ in range(2)]
     assert found == [(1,), (1,)]
     assert [record.getMessage() for record in caplog.records] == [
-        "CPU_NUM is not set: the program runs in one replica, whose steps XLA spreads over all 6 "
+        "CPU_NUM is not set: the program runs in one replica. XLA spreads its steps over all 6 "
         "processors that the process may use, with the results of one device, as Fluid 1.8 does. "
         "CPU_NUM=6 divides each batch among 6 replicas"
     ]

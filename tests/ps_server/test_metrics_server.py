@@ -205,7 +205,7 @@ def test_a_server_whose_files_have_run_out_rests(monkeypatch, caplog):
                 time.sleep(0.01)
             pauses = [later - one for one, later in itertools.pairwise(asked_at)]
             assert min(pauses) >= sockets.PAUSE_S
-            assert caplog.text.count("metrics: no connection can be accepted") == 1
+            assert caplog.text.count("metrics: cannot accept connections") == 1
             poor.clear()
             token = secret.metrics_token(SECRET)
             assert asked(server.metrics_port, f"Bearer {token}")[0] == 200

@@ -12,7 +12,7 @@ from jfluid.fleet.parameter_server.runtime_config import TrainerRuntimeConfig
 from jfluid.ps_server import errors, ps_pb2, specs
 from jfluid.ps_server.__main__ import _parser
 from jfluid.ps_server.client import Client
-from jfluid.ps_server.metrics import Metrics
+from jfluid.ps_server.metrics import ServerMetrics
 from jfluid.ps_server.optimizers import OptimizerSpec
 from jfluid.ps_server.store import Store
 
@@ -44,7 +44,7 @@ def test_options():
 def test_metrics():
     collected = {
         sample
-        for family in Metrics(Store()).registry.collect()
+        for family in ServerMetrics(Store()).registry.collect()
         for sample in [family.name + "_total" * (family.type == "counter")]
     }
     assert names(REFERENCE, "Metrics", r"`(\w+)`") == collected

@@ -7,7 +7,7 @@ from prometheus_client import CollectorRegistry, Counter
 import jfluid as fluid
 from jfluid import record
 from jfluid.ps_server import recording, specs
-from jfluid.ps_server.metrics import Counted, Metrics
+from jfluid.ps_server.metrics import Counted, ServerMetrics
 from jfluid.ps_server.recording import SECONDS_BETWEEN_LOOKS, ServerRecord
 from jfluid.ps_server.round_waits import Wait
 from jfluid.ps_server.server import Server, Settings
@@ -63,7 +63,7 @@ def test_rows_that_were_made_and_rows_that_expired_are_recorded(path):
         table.look_up(ids)
         table.push(ids, np.ones((10, 1), np.float32))
     assert table.shrink(1) == 10
-    ServerRecord(Metrics(store).registry).look()
+    ServerRecord(ServerMetrics(store).registry).look()
     (found,) = recorded(path)
     assert (found["rows of t"], found["rows made of t"], found["rows expired of t"]) == (10, 20, 10)
 
@@ -78,7 +78,7 @@ def test_a_server_records_its_tables_and_rounds(path):
 def test_the_trainers_that_rounds_waited_for_the_longest_are_recorded(path, monkeypatch):
     monkeypatch.setattr(recording, "_MOST_TRAINERS", 2)
     store = Store()
-    metrics = Metrics(store)
+    metrics = ServerMetrics(store)
     metrics.waits = lambda: {3: Wait(1, 2.0, 0.0), 7: Wait(0, 0.5, 0.0), 9: Wait(4, 1.0, 30.0)}
     server = ServerRecord(metrics.registry)
     server.look()

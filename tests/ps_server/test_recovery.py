@@ -13,7 +13,7 @@ from jfluid.ps_server import ps_pb2 as pb
 from jfluid.ps_server import snapshot, specs
 from jfluid.ps_server.client import Client
 from jfluid.ps_server.errors import RollbackError
-from jfluid.ps_server.recovery import Coordinator, Peers
+from jfluid.ps_server.recovery import Coordinator, PeerServers
 from jfluid.ps_server.round_snapshots import RoundSnapshots, newest_common
 from jfluid.ps_server.server import Server, Settings
 from jfluid.ps_server.store import Change, Store
@@ -68,7 +68,7 @@ class Cluster:
             service.round_snapshots, trainer_group.on_round = self.own[i], self.own[i].on_round
             self.own[i].look()
         endpoints = [f"127.0.0.1:{s.port}" for s in self.servers]
-        self.peers = [Peers(endpoints, i, TOKEN, None, timeout_s=LIMIT_S) for i in range(servers)]
+        self.peers = [PeerServers(endpoints, i, TOKEN, None, timeout_s=LIMIT_S) for i in range(servers)]
         self.client = Client(endpoints, TOKEN)
         for i in range(servers):
             self.client.place_block(f"w{i}", i, (3,))

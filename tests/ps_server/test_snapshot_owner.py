@@ -114,7 +114,7 @@ def test_who_goes_on_from_snapshots_takes_the_folder_over(tmp_path, caplog):
         pass
     with claimed(tmp_path, SECOND, earlier=first) as job:
         assert job == first  # so that its snapshots still count
-    assert f"was that of job {first}" in caplog.text
+    assert f"belonged to job {first}" in caplog.text
     with claimed(tmp_path, SECOND, restarted=True, earlier=first) as job:
         assert job == first
     with (
@@ -132,7 +132,7 @@ def test_snapshots_of_two_jobs_do_not_go_together(tmp_path):
     with (
         pytest.raises(
             errors.ServerError,
-            match=r"server-0 has snapshots of job \w+, and .*server-1 those of job",
+            match=r"server-0 has snapshots of job \w+, and .*server-1 has snapshots of job",
         ),
         claimed(folders[0], FIRST, earlier="", peers=folders[1:]),
     ):

@@ -48,7 +48,7 @@ def reader_creator(filename: str, sub_name: str, cycle: bool = False) -> common.
 def _samples(data: bytes, where: str) -> Iterator[tuple[np.ndarray, int]]:
     try:
         batch = unpickling.load(data)
-    except unpickling.Refused as e:
+    except unpickling.RefusedPickle as e:
         raise DataError(f"{where}: no pickled batch: {e}") from None
     images = batch.get("data") if isinstance(batch, dict) else None
     labels = batch.get("labels", batch.get("fine_labels")) if isinstance(batch, dict) else None

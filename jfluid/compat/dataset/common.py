@@ -107,7 +107,7 @@ class _Mismatch(Exception):
 def _fetch(url: str, path: str, md5sum: str) -> None:
     """Download a file to its place. Raises OSError and its kin, or _Mismatch."""
     if not re.match("https?://", url):
-        raise ValueError("the URL is none of http or https")
+        raise ValueError(f"expected a URL of http or https, found {url}")
     with urllib.request.urlopen(url, timeout=_TIMEOUT_S) as response, atomic_write(path) as file:
         md5 = hashlib.md5(usedforsecurity=False)
         for chunk in _with_progress(response, os.path.basename(path)):

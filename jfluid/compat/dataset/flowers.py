@@ -106,7 +106,7 @@ def _batch(path: str) -> Iterator[tuple[bytes, int]]:
     try:
         batch = unpickling.load(data)
         pairs = list(zip(batch["data"], batch["label"], strict=True))
-    except (unpickling.Refused, KeyError, TypeError, ValueError) as e:
+    except (unpickling.RefusedPickle, KeyError, TypeError, ValueError) as e:
         raise DataError(f"{path}: no batch of images ({e}); delete its folder") from None
     for image, label in pairs:
         yield image.encode("latin1") if isinstance(image, str) else image, int(label) - 1

@@ -175,7 +175,7 @@ def _cubic(old: int, new: int) -> tuple[np.ndarray, np.ndarray]:
 def to_chw(im: np.ndarray, order: Sequence[int] = (2, 0, 1)) -> np.ndarray:
     """Return the image with permuted axes; by default the channels come first.
 
-    Raises ValueError where the image has another number of axes.
+    Raises ValueError where the image has a different number of axes.
     """
     if im.ndim != len(order):
         raise ValueError(f"an image of shape {list(im.shape)} has no axes {list(order)}")

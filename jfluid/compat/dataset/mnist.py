@@ -37,7 +37,7 @@ def reader_creator(image_filename: str, label_filename: str, buffer_size: int) -
         if len(images) != len(labels):
             raise DataError(
                 f"{image_filename} has {len(images)} images, {label_filename} has {len(labels)} "
-                "labels: they do not belong together"
+                "labels: the two files do not belong together"
             )
         for begin in range(0, len(labels), buffer_size):
             some = images[begin : begin + buffer_size]

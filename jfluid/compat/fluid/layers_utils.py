@@ -23,7 +23,7 @@ def convert_to_list(value: Any, n: int, name: str, dtype: Any = int) -> list[Any
     except (TypeError, ValueError):
         found = []
     if len(found) != n:
-        raise ValueError(f"{name}: expected {dtype.__name__} or {n} of them, found {value!r}")
+        raise ValueError(f"{name}: expected a number of type {dtype.__name__}, or {n} such numbers, found {value!r}")
     return found
 
 

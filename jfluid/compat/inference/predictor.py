@@ -104,7 +104,7 @@ class AnalysisPredictor:
                 only input of a model may go without).
 
         Raises FeedError where they are not as many as the model has or a name is wrong, FetchError
-        for an output that no PaddleTensor can hold, and what `Executor.run` raises.
+        for an output that no PaddleTensor can hold, and the errors of `Executor.run`.
         """
         names = self._model.inputs
         if len(inputs) != len(names):

@@ -125,7 +125,7 @@ class PaddleTensor:
     Attributes:
         shape, dtype, data: its shape, `PaddleDType` and `PaddleBuf`, which may be set.
 
-    Raises FeedError for an array of another type.
+    Raises FeedError for an array of a different type.
     """
 
     def __init__(

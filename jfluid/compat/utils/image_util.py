@@ -92,7 +92,7 @@ def load_meta(meta_path: str | os.PathLike[str], mean_img_size: int, crop_size: 
 
     The mean image stands as `data_mean` in an .npz file.
 
-    Raises DataError for another number of pixels than `mean_img_size` says.
+    Raises DataError for a different number of pixels than `mean_img_size` says.
     """
     channels = 3 if color else 1
     with open(meta_path, "rb") as file:
@@ -146,7 +146,7 @@ class ImageTransformer:
         mean: one value a channel, or an array of the image's shape.
         is_color: whether images have channels.
 
-    Raises ValueError for an order of another length, or a mean of another rank.
+    Raises ValueError for an order of a different length, or a mean of a different rank.
     """
 
     def __init__(

@@ -5,17 +5,17 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from jfluid.compile.dynamic_shapes.traced import Call
+from jfluid.compile.dynamic_shapes.traced import CompiledCall
 from jfluid.compile.lowering.plan import Item
 from jfluid.compile.numpy_steps.interpreter import Listing
 from jfluid.compile.runtime.covers import Notes
-from jfluid.compile.runtime.executable_cache import Beside, Entry
+from jfluid.compile.runtime.executable_cache import DiskEntry, TraceResults
 
 # `(arguments by name, key, true sizes) -> results`, at padded sizes
 Evaluate = Callable[[Mapping[str, Any], Any, Any], list[Any]]
 
 
-class Segment(ABC):
+class StreamSegment(ABC):
     """Segment that a stream runs: a function `(donated, kept, key) -> (results, flags)`.
 
     Attributes:
@@ -52,11 +52,11 @@ class Segment(ABC):
         """Trace the segment at padded sizes by `evaluate`; return the results and flags."""
 
     @abstractmethod
-    def executables(self, run: Callable[..., Any], entry: Entry | None) -> Call:
+    def executables(self, run: Callable[..., Any], entry: DiskEntry | None) -> CompiledCall:
         """Return the executables of a padded form of the segment."""
 
     @abstractmethod
-    def entry_of(self, identity: Sequence[Any], beside: Beside | None = None) -> Entry | None:
+    def entry_of(self, identity: Sequence[Any], beside: TraceResults | None = None) -> DiskEntry | None:
         """Return the entry on disk of a form of the segment; None for a segment that is not kept.
 
         Args:
@@ -86,7 +86,7 @@ class Segment(ABC):
         """Return the file of the stream's histories; None without any, and where steps wait for their compilation."""
         return None if self.waits else self.entry_of(["stream"])
 
-    def padded(self, evaluate: Evaluate, identity: Sequence[Any], beside: Beside) -> Call:
+    def padded(self, evaluate: Evaluate, identity: Sequence[Any], beside: TraceResults) -> CompiledCall:
         """Return the jitted segment that `evaluate` computes at padded sizes.
 
         The true sizes follow the arguments `kept`.

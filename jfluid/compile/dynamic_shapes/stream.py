@@ -36,8 +36,8 @@ from jfluid.compile.dynamic_shapes.feed_symbols import (
 )
 from jfluid.compile.dynamic_shapes.history import Batch, StreamHistory, TracedHistory
 from jfluid.compile.dynamic_shapes.interpreter import parts_of
-from jfluid.compile.dynamic_shapes.segment import Segment
-from jfluid.compile.dynamic_shapes.traced import Call, Record, Traced, Witness
+from jfluid.compile.dynamic_shapes.segment import StreamSegment
+from jfluid.compile.dynamic_shapes.traced import CompiledCall, Record, Traced, Witness
 from jfluid.compile.numpy_steps import interpreter as numpy_steps
 from jfluid.compile.numpy_steps.beside import needed
 from jfluid.compile.runtime.covers import Notes
@@ -100,7 +100,7 @@ class ShapeStream:
 
     def __init__(
         self,
-        segment: Segment,
+        segment: StreamSegment,
         exact: Any,
         state: Sequence[str],
         platform: str,
@@ -267,7 +267,7 @@ class ShapeStream:
         found = [self._replicas.shares(n, kept[i]) for n, i in zip(self._names, self._fed)]
         return ((None,),) if None in found else list(zip(*found))
 
-    def _own(self) -> Segment:
+    def _own(self) -> StreamSegment:
         segment = self._segment()
         assert segment is not None  # it is called
         return segment
@@ -326,7 +326,7 @@ class ShapeStream:
         need = {n: max(own[n] for own in sizes) for n in sizes[0]}
         witness = sizes[0], given.batch[0]
 
-        def prepared(bucket: Mapping[str, int]) -> tuple[Call, tuple[Any, ...]]:
+        def prepared(bucket: Mapping[str, int]) -> tuple[CompiledCall, tuple[Any, ...]]:
             arguments = given.donated, self._arguments(traced, bucket, sizes, given.shares, given.kept), given.key
             return self._call(traced, bucket, witness), arguments
 
@@ -358,7 +358,7 @@ class ShapeStream:
         return jax.tree.unflatten(structure, found), flags
 
     def _is_compiled(
-        self, traced: Traced, bucket: Mapping[str, int], call: Call, given: Sequence[Any], at_once: bool = False
+        self, traced: Traced, bucket: Mapping[str, int], call: CompiledCall, given: Sequence[Any], at_once: bool = False
     ) -> bool:
         """Return True if a bucket has an executable; with `at_once`, begin to compile it."""
         form, begins = tuple(bucket.items()), at_once or not traced.interprets
@@ -377,7 +377,7 @@ class ShapeStream:
         self,
         traced: Traced,
         need: Mapping[str, int],
-        prepared: Callable[[Mapping[str, int]], tuple[Call, tuple[Any, ...]]],
+        prepared: Callable[[Mapping[str, int]], tuple[CompiledCall, tuple[Any, ...]]],
     ) -> bool:
         """Return True if a bucket for a batch is being compiled; note the buckets that have executables by now."""
         waits = False
@@ -393,7 +393,7 @@ class ShapeStream:
         traced: Traced,
         bucket: Mapping[str, int],
         need: Mapping[str, int],
-        prepared: Callable[[Mapping[str, int]], tuple[Call, tuple[Any, ...]]],
+        prepared: Callable[[Mapping[str, int]], tuple[CompiledCall, tuple[Any, ...]]],
     ) -> Mapping[str, int] | None:
         """Return the compiled bucket in which a batch runs until its bucket is compiled, or None without any.
 
@@ -413,7 +413,7 @@ class ShapeStream:
             wanted, traced.waited[None] = traced.buckets.worth_most(need, traced.compiled | traced.begun), 0.0
         return wanted if self._is_compiled(traced, wanted, *prepared(wanted), at_once=True) else found
 
-    def _timed(self, traced: Traced, bucket: Mapping[str, int], call: Call, given: tuple[Any, ...]) -> Any:
+    def _timed(self, traced: Traced, bucket: Mapping[str, int], call: CompiledCall, given: tuple[Any, ...]) -> Any:
         """Run a bucket; the first runs are measured, if steps are interpreted until a bucket is compiled."""
         runs = traced.runs[tuple(bucket.items())]
         if len(runs) >= _TIMED or not traced.tracing:
@@ -440,7 +440,7 @@ class ShapeStream:
                 closed = self._record(given)(given.batch[0])
                 seconds = time.perf_counter() - start
                 found = own.interpret(numpy_steps.Listing(needed(closed)), named, given.key)
-        except (NoRule, numpy_steps.NoRule):
+        except (NoRule, numpy_steps.NotInterpretable):
             return None
         self._second = _Second(given.batch[0], closed, seconds)
         return tuple(own.structured(found)), ()
@@ -455,20 +455,20 @@ class ShapeStream:
             listing = traced.listing(*witness)
             start = time.perf_counter()
             found = self._own().interpret(listing, named, given.key)
-        except (NoRule, numpy_steps.NoRule):
+        except (NoRule, numpy_steps.NotInterpretable):
             traced.interprets = False
             return None
         traced.waited[None] += time.perf_counter() - start
         return found
 
-    def _call(self, traced: Traced, bucket: Mapping[str, int], witness: Witness) -> Call:
+    def _call(self, traced: Traced, bucket: Mapping[str, int], witness: Witness) -> CompiledCall:
         """Return the segment at the sizes of a bucket."""
         form = tuple(bucket.items())
         # One batch checks the samples of all buckets, so that it is traced once; a later process chooses the same.
         first = next(iter(traced.witnesses.values()), traced.witness or witness)
         witness = traced.witnesses.setdefault(form, first)
 
-        def made() -> Call:
+        def made() -> CompiledCall:
             evaluate = self._evaluation(traced, bucket, witness)
             return self._own().padded(evaluate, traced.identity(bucket, witness[0]), traced)
 

@@ -28,7 +28,7 @@ Record = Callable[[Shapes], Any]  # returns the jaxpr of a segment for shapes of
 Witness = tuple[Mapping[str, int], Shapes]  # sizes of a batch, and shapes of its feeds
 
 
-class Call(Protocol):
+class CompiledCall(Protocol):
     """A function that is compiled when it is called, or beside the steps (`executables.Executables`)."""
 
     def __call__(self, donated: tuple[Any, ...], kept: tuple[Any, ...], key: Any, /) -> Any:
@@ -70,7 +70,7 @@ class Traced(Sampled):
         super().__init__(symbols, low, high)
         self._origin = origin
         self.buckets = Buckets(symbols.work, symbols.unit, said, others)
-        self.executables = LruCache[Call](_MOST_EXECUTABLES)
+        self.executables = LruCache[CompiledCall](_MOST_EXECUTABLES)
         self.compiled: set[Form] = set()
         self.begun: set[Form] = set()
         self.results: list[tuple[Dim, ...]] = []
@@ -145,11 +145,11 @@ class Traced(Sampled):
         self.stored = set(self.witnesses)
 
     def noted(self) -> Any:
-        """See `executable_cache.Beside`."""
+        """See `executable_cache.TraceResults`."""
         return self.results
 
     def learn(self, noted: Any) -> None:
-        """See `executable_cache.Beside`."""
+        """See `executable_cache.TraceResults`."""
         self.results = noted
 
     @functools.cached_property

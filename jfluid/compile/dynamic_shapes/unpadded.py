@@ -15,8 +15,8 @@ from jax.extend import core
 
 from jfluid.compile.dynamic_shapes.dims import Dim, NoRule, Sizes, Table, is_constant, samples_of
 from jfluid.compile.dynamic_shapes.interpreter import FLOATS, SHORT, compare, rounded
-from jfluid.compile.numpy_steps.interpreter import Listing, has_rule, inner
-from jfluid.compile.numpy_steps.operation import Result
+from jfluid.compile.numpy_steps.interpreter import Listing, has_rule, inner, results_of
+from jfluid.compile.numpy_steps.operation import ResultType
 from jfluid.compile.rewrites.primitives import CALLS
 
 # Returns a value for sizes; None for a value that is the same at all samples.
@@ -82,7 +82,7 @@ class Unpadded:
             )
         )
 
-    def _equation(self, equations: Sequence[Any]) -> Callable[[Sizes], tuple[Any, Any, list[Result]]] | None:
+    def _equation(self, equations: Sequence[Any]) -> Callable[[Sizes], tuple[Any, Any, list[ResultType]]] | None:
         """Return a function of the sizes that returns an equation's primitive, parameters and types of results."""
         first = equations[0]
         avals = [self._aval([v.aval for v in own]) for own in zip(*(e.outvars for e in equations), strict=True)]
@@ -90,14 +90,14 @@ class Unpadded:
         names = first.params if called is None else [called]
         found = {name: self._form([e.params[name] for e in equations]) for name in names}
         params = [(name, form) for name, form in found.items() if form is not None]
-        types = [Result.of(getattr(v.aval, "shape", ()), getattr(v.aval, "dtype", None)) for v in first.outvars]
+        types = results_of(first)
         if not params and all(form is None for form in avals):
             return None
         changed = {name: first.params[name] for name, _ in params}
         if not has_rule(first.primitive, first.params) and list(core.jaxprs_in_params(changed)):
             raise NoRule(f"{first.primitive.name} calls operations that differ with the sizes")
 
-        def at(sizes: Sizes) -> tuple[Any, Any, list[Result]]:
+        def at(sizes: Sizes) -> tuple[Any, Any, list[ResultType]]:
             results = [_at(form, aval, sizes) for form, aval in zip(avals, types)]
             return first.primitive, first.params | {name: form(sizes) for name, form in params}, results
 
@@ -119,11 +119,11 @@ class Unpadded:
     def _aval(self, avals: Sequence[Any]) -> _Form:
         """Return the form of the type of a result."""
         shapes, dtype = [getattr(a, "shape", ()) for a in avals], getattr(avals[0], "dtype", None)
-        shape, key = self._form(shapes), (Result, dtype, *shapes)
+        shape, key = self._form(shapes), (ResultType, dtype, *shapes)
         if shape is None:
             return None
         if key not in self._memo:
-            self._memo[key] = _Latest(lambda sizes: Result.of(shape(sizes), dtype))
+            self._memo[key] = _Latest(lambda sizes: ResultType.of(shape(sizes), dtype))
         return self._memo[key]
 
     def _constant(self, samples: Sequence[Any]) -> _Form:

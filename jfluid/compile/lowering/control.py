@@ -118,7 +118,7 @@ def conditional_block(lowering: BlockLowering, op: Operator, env: Values) -> Val
             raise
         # Shapes in the block follow from values in it: only the block that is taken is compiled.
         condition = next(c for c in conditions if not static_values.is_static(c))
-        raise static_values.unknown(condition, "a condition with shapes of its own") from error
+        raise static_values.unknown(condition, "a condition with shapes that follow from values") from error
     return after
 
 
@@ -475,14 +475,13 @@ def delete_var(lowering: BlockLowering, op: Operator, env: Values) -> Values:
 
 
 def run_program(lowering: BlockLowering, op: Operator, env: Values) -> Values:
-    """Run the operators `start_op_index` ...
-
-    `end_op_index` - 1 of a block, which reads the inputs by their names.
-    """
+    """Run the operators from `start_op_index` to before `end_op_index` of a block, which reads inputs by name."""
     block, names = op.attrs["global_block"], op.output("Out")
     first, last = op.attrs["start_op_index"], op.attrs["end_op_index"]
     if not 0 <= first <= last <= len(block.ops):
-        raise errors.AttributeTypeError(f"run_program: operators {first} to {last} of a block of {len(block.ops)}")
+        raise errors.AttributeTypeError(
+            f"run_program: expected a range of the block's {len(block.ops)} operators, found {first} to {last}"
+        )
     found = lowering.block(block, env, ops=slice(first, last))
     missing = [n for n in names if n not in found]
     if missing:

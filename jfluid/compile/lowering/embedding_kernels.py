@@ -1,4 +1,4 @@
-"""Rows of tables on CPUs by machine code of our own (`direct_rows.py`) where it is made for the arrays."""
+"""Look-ups and updates of rows of tables by CPU kernels (`row_dispatch.py`), for arrays that the kernels suit."""
 
 from collections.abc import Callable, Sequence
 
@@ -9,15 +9,15 @@ class EmbeddingKernels:
     """See `jfluid.ops.table_rows.TableRows`."""
 
     def take(self, table: Array, rows: Array) -> Array | None:
-        from jfluid.machine_code import direct_rows  # LLVM, which few programs need
+        from jfluid.machine_code import row_dispatch  # LLVM, which few programs need
 
-        return direct_rows.take(table, rows) if direct_rows.suits(table, rows) else None
+        return row_dispatch.take(table, rows) if row_dispatch.suits(table, rows) else None
 
     def add(self, table: Array, rows: Array, values: Array, scale: Array) -> Array | None:
-        from jfluid.machine_code import direct_rows  # as above
+        from jfluid.machine_code import row_dispatch  # as above
 
-        suits = direct_rows.suits(table, rows)
-        return direct_rows.add(table, rows, values, scale) if suits else None
+        suits = row_dispatch.suits(table, rows)
+        return row_dispatch.add(table, rows, values, scale) if suits else None
 
     def update(
         self,
@@ -26,8 +26,8 @@ class EmbeddingKernels:
         values: Array,
         tables: Sequence[Array],
     ) -> tuple[Array, ...] | None:
-        from jfluid.machine_code import direct_rows  # as above
+        from jfluid.machine_code import row_dispatch  # as above
 
-        if not all(direct_rows.suits(array, rows) for array in (values, *tables)):
+        if not all(row_dispatch.suits(array, rows) for array in (values, *tables)):
             return None
-        return direct_rows.update(function, rows, values, tables)
+        return row_dispatch.update(function, rows, values, tables)

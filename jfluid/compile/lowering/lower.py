@@ -80,7 +80,7 @@ class Lowering:
         self.loops: Mapping[str, Any] = {}  # known bounds of the loops in the current operator
         self.counting = control.NOT_COUNTING
         # by the identity of an operator: its first row in the table of refusals, and its rules
-        self.refusals: Mapping[int, tuple[int, list[refusals.Rule]]] = {}
+        self.refusals: Mapping[int, tuple[int, list[refusals.RefusalRule]]] = {}
         self.expansion = Expansion()
         self.until: tuple[Path, str] | None = None  # raise Reached there, with a variable's value
         self.awaited: Mapping[int, Awaited] = {}  # values that updates wait for
@@ -131,7 +131,7 @@ class Lowering:
         rows = jnp.where(table[places, :1] != 0, table[places], rows)
         env[refusals.TABLE] = table.at[places].set(rows)
 
-    def _refused(self, op: Operator, rules: list[refusals.Rule], inputs: dict[str, Any], attrs: Any) -> Any:
+    def _refused(self, op: Operator, rules: list[refusals.RefusalRule], inputs: dict[str, Any], attrs: Any) -> Any:
         return jnp.stack([rule.row(inputs, attrs) for rule in rules])
 
     def _for_update(self, at: int, op: Operator, env: dict[str, Any]) -> dict[str, Any]:
@@ -152,7 +152,7 @@ class Lowering:
         """Draw the numbers of all operators that only draw, many at once."""
         if not batched_random.possible(self.key):
             return
-        requests = dict[int, batched_random.Request]()
+        requests = dict[int, batched_random.Draw]()
         for at, (_, op, definition) in enumerate(self.items):
             if definition.draws and not op.input_arg_names:
                 attrs = {n: op.attrs.get(n, a.default) for n, a in definition.attrs.items()}
@@ -481,7 +481,7 @@ def needed(name: str, env: Mapping[str, Any]) -> Any:
 def with_known(value: Any, number: Any, longest: bool = False) -> Any:
     """Return a value with a known number as its `known_part`, or as the length of the `longest` sequence.
 
-    A value of another shape, as in a part of a batch, is returned unchanged.
+    A value of a different shape, as in a part of a batch, is returned unchanged.
     """
     if longest:
         if not isinstance(value, Ragged) or not value.levels:

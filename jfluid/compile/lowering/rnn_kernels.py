@@ -10,13 +10,13 @@ class RnnKernels:
     """See `jfluid.ops.sequence_loops.SequenceLoops`."""
 
     def lstm(self, x: Array, level: Level, arrays: LstmArrays, form: LstmForm) -> tuple[Array, Array] | None:
-        from jfluid.machine_code import direct_lstm  # LLVM, which few programs need
+        from jfluid.machine_code import lstm_dispatch  # LLVM, which few programs need
 
-        suits = direct_lstm.suits(x, arrays)
-        return direct_lstm.over_sequences(x, level, arrays, form) if suits else None
+        suits = lstm_dispatch.suits(x, arrays)
+        return lstm_dispatch.over_sequences(x, level, arrays, form) if suits else None
 
     def gru(self, x: Array, level: Level, arrays: GruArrays, form: GruForm) -> Array | None:
-        from jfluid.machine_code import direct_gru  # as above
+        from jfluid.machine_code import gru_dispatch  # as above
 
-        suits = direct_gru.suits(x, arrays)
-        return direct_gru.over_sequences(x, level, arrays, form) if suits else None
+        suits = gru_dispatch.suits(x, arrays)
+        return gru_dispatch.over_sequences(x, level, arrays, form) if suits else None

@@ -22,7 +22,7 @@ from jfluid.compile.rewrites.traced_value import Order, inverse
 from jfluid.host import collector
 from jfluid.ops import batched_random, sequence_loops, table_rows
 from jfluid.ops.collective import AXIS
-from jfluid.ops.refusals import WIDTH, Rule
+from jfluid.ops.refusals import WIDTH, RefusalRule
 from jfluid.ops.selected_rows import SelectedRows
 
 # A floating output: its operator, its name, whether all of it is finite.
@@ -89,7 +89,7 @@ def recorded(
     """Trace operators over values by name without rewrites, for a trace that is evaluated at other sizes.
 
     The name stack of each operation ends with the operator's type, "@" and its position. Operations are XLA's alone:
-    those of CPU kernels have numbers in them that follow from sizes. Arguments are those of `lower`.
+    those of CPU kernels have numbers in them that follow from sizes. Arguments are the arguments of `lower`.
     """
     lowering = Lowering(items, key)
     lowering.drawn.update(keys)
@@ -133,7 +133,7 @@ def part(
 
     Args:
         awaited: the values that an update waits for, by its place in `items`; see `update_dependencies.awaited`.
-            Other arguments are those of `lower`.
+            Other arguments are the arguments of `lower`.
     """
     lowering = Lowering(items, key, watch, known)
     lowering.awaited = awaited
@@ -186,7 +186,7 @@ class First:
     name: str
     until: Path = ()
     counting: Counting = NOT_COUNTING
-    refusals: Mapping[int, tuple[int, list[Rule]]] = field(default_factory=dict)
+    refusals: Mapping[int, tuple[int, list[RefusalRule]]] = field(default_factory=dict)
 
     def start(self, env: dict[str, Any]) -> None:
         """Give `name` the value that it has before the first operator, if it needs one."""

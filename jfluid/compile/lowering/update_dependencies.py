@@ -78,7 +78,7 @@ def awaited(items: Iterable[Item], of_filters: bool = False) -> dict[int, Awaite
 
 
 def after(rate: Array, values: Iterable[Any]) -> Array:
-    """Return a learning rate as it is, which depends on other values."""
+    """Return the same learning rate, with a data dependency on `values`: XLA computes the values first."""
     for leaf in jax.tree.leaves(list(values)):
         if isinstance(leaf, jax.core.Tracer) and jnp.issubdtype(leaf.dtype, jnp.floating) and leaf.size:
             rate = rate + dependency.zero_of(leaf).astype(rate.dtype)

@@ -12,7 +12,7 @@ from jax.interpreters import partial_eval
 
 from jfluid import flags, processes
 from jfluid.compile.numpy_steps import blas_threads, elementwise, indexing, kernels, shapes, sums
-from jfluid.compile.numpy_steps.interpreter import MOST_BYTES, Listing, NoRule, host_value
+from jfluid.compile.numpy_steps.interpreter import MOST_BYTES, Listing, NotInterpretable, host_value
 from jfluid.compile.numpy_steps.operation import Interrupted
 from jfluid.compile.runtime import jax_caches
 
@@ -38,10 +38,10 @@ def interpreted(
 ) -> list[jax.Array]:
     """Return the results of NumPy as arrays of a device.
 
-    Raises as `Listing.run`, and NoRule for a listing with more than `MOST_BYTES` of intermediate results.
+    Raises as `Listing.run`, and NotInterpretable for a listing with more than `MOST_BYTES` of intermediate results.
     """
     if listing.most_bytes > MOST_BYTES:
-        raise NoRule(f"it holds {listing.most_bytes} bytes of intermediate results")
+        raise NotInterpretable(f"it holds {listing.most_bytes} bytes of intermediate results")
     values = [host_value(v) for v in jax.tree.leaves(arguments)]
     with np.errstate(all="ignore"), blas_threads.one_thread():
         found = listing.run(values, stop)
@@ -90,7 +90,7 @@ class Beside:
     def run(self, arguments: Sequence[Any]) -> Any:
         """Return the results of a step; None once the function is compiled, or if it must be."""
         if self._jaxpr is not None:
-            with contextlib.suppress(NoRule):
+            with contextlib.suppress(NotInterpretable):
                 self._listing = Listing(needed(self._jaxpr))
             self._jaxpr = None
         if self.done or self._listing is None:
@@ -108,7 +108,7 @@ class Beside:
             placed = interpreted(self._listing, arguments, self._device, stop)
         except Interrupted:
             return None
-        except NoRule:
+        except NotInterpretable:
             self._listing = None
             return None
         self.interpreting = spent + time.perf_counter() - start

@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 
-from jfluid.compile.numpy_steps.interpreter import PLAIN, NoRule, plain, rule
+from jfluid.compile.numpy_steps.interpreter import PLAIN, NotInterpretable, plain, rule
 
 Params = dict[str, Any]
 
@@ -175,10 +175,10 @@ _ROTATIONS = ((13, 15, 26, 6), (17, 29, 16, 24))
 def _threefry(key: Any, x: Any, y: Any) -> tuple[Any, Any]:
     """Return two arrays of random bits of Threefry-2x32 (Salmon et al. 2011, 20 rounds) for two counters.
 
-    Raises NoRule for several keys.
+    Raises NotInterpretable for several keys.
     """
     if np.shape(key) != (2,):
-        raise NoRule("several random keys at once")
+        raise NotInterpretable("several random keys at once")
     first, second = np.uint32(key[0]), np.uint32(key[1])
     keys = (first, second, first ^ second ^ np.uint32(0x1BD11BDA))
     x, y = x + keys[0], y + keys[1]

@@ -13,7 +13,7 @@ import numpy as np
 from jax.extend import core
 
 from jfluid.compile.numpy_steps.loop_buffers import in_place
-from jfluid.compile.numpy_steps.operation import Operation, Result, execute, note_last_reads
+from jfluid.compile.numpy_steps.operation import NumpyOperation, ResultType, execute, note_last_reads
 from jfluid.compile.rewrites.primitives import CALLS
 from jfluid.compile.runtime.lru_cache import LruCache
 
@@ -35,7 +35,7 @@ _OF_KEYS = frozenset(
 )
 
 
-class NoRule(Exception):
+class NotInterpretable(Exception):
     """Error of an operation of a jaxpr that the interpreter cannot run."""
 
 
@@ -68,8 +68,8 @@ class _Divided(NamedTuple):
 
     start: list[Any]
     inputs: list[int]
-    once: list[Operation]
-    each: list[Operation]
+    once: list[NumpyOperation]
+    each: list[NumpyOperation]
     outputs: list[int]
     buffers: list[int]
 
@@ -84,7 +84,7 @@ class Listing:
     def __init__(self, closed: Any):
         jaxpr = closed.jaxpr
         if jaxpr.effects:
-            raise NoRule("it has effects")
+            raise NotInterpretable("it has effects")
         places: dict[Any, int] = {}
         self._start: list[Any] = []
 
@@ -102,7 +102,7 @@ class Listing:
             self._start[place(var)] = host_value(value)
         self._inputs = [place(var) for var in jaxpr.invars]
         self._operations = [
-            Operation(
+            NumpyOperation(
                 eqn.primitive.name,
                 _function_of(eqn),
                 [place(v) for v in eqn.invars],
@@ -117,14 +117,14 @@ class Listing:
         note_last_reads(self._operations, made - set(self._outputs))
         self._bytes = np.zeros(len(self._start), np.int64)  # of the results that are no views, by place
         for equation, operation in zip(jaxpr.eqns, self._operations):
-            self._count_bytes(operation, equation.primitive.name, _results_of(equation))
+            self._count_bytes(operation, equation.primitive.name, results_of(equation))
         # The places of results in the order in which these are made (1) and dropped (-1).
         events = [(at, by) for own in self._operations for by, ats in ((1, own.results), (-1, own.last)) for at in ats]
         self._halves: dict[tuple[int, int], _Divided] = {}
         self._events, self._signs = np.array(events, np.int64).reshape(-1, 2).T
         self.most_bytes = self._most_bytes()
 
-    def _count_bytes(self, operation: Operation, name: str, results: Sequence[Result]) -> None:
+    def _count_bytes(self, operation: NumpyOperation, name: str, results: Sequence[ResultType]) -> None:
         if name not in _VIEWS:
             for at, result in zip(operation.results, results):
                 self._bytes[at] = result.bytes
@@ -137,7 +137,7 @@ class Listing:
         return self._outputs if number is None else self._operations[number].operands
 
     def changed(
-        self, start: Mapping[int, Any], operations: Mapping[int, tuple[Any, Any, Sequence[Result]]]
+        self, start: Mapping[int, Any], operations: Mapping[int, tuple[Any, Any, Sequence[ResultType]]]
     ) -> "Listing":
         """Return the listing for other sizes.
 
@@ -154,7 +154,7 @@ class Listing:
             operation = self._operations[number]
             named = primitive.name in CALLS and not isinstance(operation.run, Listing)
             run = operation.run if named else _function(primitive, params, results)
-            found._operations[number] = Operation(operation.name, run, *operation[2:])  # faster than `_replace`
+            found._operations[number] = NumpyOperation(operation.name, run, *operation[2:])  # faster than `_replace`
             found._count_bytes(operation, primitive.name, results)
         found.most_bytes = found._most_bytes()
         return found
@@ -222,7 +222,7 @@ class Listing:
             self._halves[number, carried] = _Divided(start, self._inputs, once, each, outputs, buffers)
         return self._halves[number, carried]
 
-    def _inlined(self) -> tuple[list[Any], list[Operation], list[int]]:
+    def _inlined(self) -> tuple[list[Any], list[NumpyOperation], list[int]]:
         """Return the first values, the operations and the places of the results, with called operations in place."""
         start, operations = list(self._start), []
         same: dict[int, int] = {}  # places of a call's results: their places in the called listing
@@ -245,7 +245,7 @@ class Listing:
         return start, operations, [same.get(at, at) for at in self._outputs]
 
 
-def _zeros(start: Sequence[Any], operations: Sequence[Operation]) -> set[int]:
+def _zeros(start: Sequence[Any], operations: Sequence[NumpyOperation]) -> set[int]:
     """Return the places of arrays that operations make of the number zero."""
     return {
         operation.results[0]
@@ -260,17 +260,18 @@ def _function_of(eqn: Any) -> Callable[..., Any]:
     name = eqn.primitive.name
     keyed = any(is_key(v.aval) for v in (*eqn.invars, *eqn.outvars))
     if keyed and name not in _OF_KEYS and name not in CALLS:
-        raise NoRule(f"{name} has a random key")
+        raise NotInterpretable(f"{name} has a random key")
     for var in (*eqn.invars, *eqn.outvars):
         if not is_key(var.aval) and np.dtype(var.aval.dtype).kind not in "biufc":
-            raise NoRule(f"{name} has values of {var.aval.dtype}, which NumPy does not multiply")
+            raise NotInterpretable(f"{name} has values of {var.aval.dtype}, which NumPy does not multiply")
     if eqn.effects and not has_rule(eqn.primitive, eqn.params):
-        raise NoRule(f"{name} has effects")
-    return _function(eqn.primitive, eqn.params, _results_of(eqn))
+        raise NotInterpretable(f"{name} has effects")
+    return _function(eqn.primitive, eqn.params, results_of(eqn))
 
 
-def _results_of(eqn: Any) -> list[Result]:
-    return [Result.of(getattr(v.aval, "shape", ()), getattr(v.aval, "dtype", None)) for v in eqn.outvars]
+def results_of(eqn: Any) -> list[ResultType]:
+    """Return the types of the results of an equation."""
+    return [ResultType.of(getattr(v.aval, "shape", ()), getattr(v.aval, "dtype", None)) for v in eqn.outvars]
 
 
 def _rule_name(primitive: Any, params: Mapping[str, Any]) -> str:
@@ -284,7 +285,7 @@ def has_rule(primitive: Any, params: Mapping[str, Any]) -> bool:
     return name in PLAIN or name in RULES or name in CALLS
 
 
-def _function(primitive: Any, params: Mapping[str, Any], results: Sequence[Result]) -> Callable[..., Any]:
+def _function(primitive: Any, params: Mapping[str, Any], results: Sequence[ResultType]) -> Callable[..., Any]:
     name = _rule_name(primitive, params)
     if name in PLAIN:
         return PLAIN[name]
@@ -340,9 +341,9 @@ def inner(closed: Any) -> "Listing":
 
 
 def bound(size: int) -> None:
-    """Raise NoRule if an operation would hold more than `MOST_BYTES`."""
+    """Raise NotInterpretable if an operation would hold more than `MOST_BYTES`."""
     if size > MOST_BYTES:
-        raise NoRule(f"it holds {size} bytes of intermediate results")
+        raise NotInterpretable(f"it holds {size} bytes of intermediate results")
 
 
 @functools.lru_cache(maxsize=512)

@@ -103,7 +103,7 @@ def _kept(run: Callable[..., Any], identity: Sequence[Any], arguments: Sequence[
     if folder is None:
         return function
     device = jax.local_devices(backend="cpu")[0]
-    entry = executable_cache.Entry(folder, identity, [device], {})
+    entry = executable_cache.DiskEntry(folder, identity, [device], {})
     load_or_compile = entry.prepare(lambda: function.trace(*arguments), arguments)
     return load_or_compile() if load_or_compile else function
 

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from jfluid.compile.numpy_steps.operation import Operation
+from jfluid.compile.numpy_steps.operation import NumpyOperation
 
 _DONE = "written in place"
 
@@ -31,12 +31,12 @@ class _Step(NamedTuple):
 
     at: int  # number of the operation
     gone: int | None  # number of an operation that the step replaces
-    operation: Operation
+    operation: NumpyOperation
 
 
 def in_place(
-    operations: Sequence[Operation], carried: Sequence[tuple[int, int]], outputs: Sequence[int], zeros: set[int]
-) -> tuple[list[Operation], list[int]]:
+    operations: Sequence[NumpyOperation], carried: Sequence[tuple[int, int]], outputs: Sequence[int], zeros: set[int]
+) -> tuple[list[NumpyOperation], list[int]]:
     """Return the operations of a loop's body with writes in place, and the numbers of the carried values that own them.
 
     Args:
@@ -53,8 +53,8 @@ def in_place(
 
 
 def _written(
-    operations: list[Operation], before: int, after: int, outputs: Sequence[int], zeros: set[int]
-) -> list[Operation] | None:
+    operations: list[NumpyOperation], before: int, after: int, outputs: Sequence[int], zeros: set[int]
+) -> list[NumpyOperation] | None:
     """Return the operations with one carried value written in place; None if it is no buffer."""
     if outputs.count(after) != 1:
         return None
@@ -98,7 +98,7 @@ def _written(
 
 
 def _step(
-    operations: Sequence[Operation],
+    operations: Sequence[NumpyOperation],
     at: int,
     place: int,
     made: Mapping[int, int],
@@ -126,7 +126,7 @@ def _step(
     return _Step(at, None, operation._replace(name=_DONE, run=_add, operands=[place, other]))
 
 
-def _copying(operation: Operation) -> Operation:
+def _copying(operation: NumpyOperation) -> NumpyOperation:
     return operation._replace(run=functools.partial(_copy, operation.run))
 
 

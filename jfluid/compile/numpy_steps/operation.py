@@ -11,7 +11,7 @@ class Interrupted(Exception):
     """Signal that the interpreter was asked to stop."""
 
 
-class Result(NamedTuple):
+class ResultType(NamedTuple):
     """Type of a result of an equation. JAX takes several times as long to make a type for other sizes.
 
     Attributes:
@@ -28,14 +28,13 @@ class Result(NamedTuple):
         return math.prod(self.shape)
 
     @classmethod
-    def of(cls, shape: tuple[int, ...], dtype: Any) -> "Result":
+    def of(cls, shape: tuple[int, ...], dtype: Any) -> "ResultType":
         """Return the type of arrays of a shape. A dimension of 0 counts as 1: NumPy multiplies the others, too."""
-        return cls(
-            shape, dtype, math.prod([n or 1 for n in shape]) * dtype.itemsize if isinstance(dtype, np.dtype) else 0
-        )
+        plain = isinstance(dtype, np.dtype)
+        return cls(shape, dtype, math.prod([n or 1 for n in shape]) * dtype.itemsize if plain else 0)
 
 
-class Operation(NamedTuple):
+class NumpyOperation(NamedTuple):
     """Equation with its rule, the places of operands and results, and the values that no later equation reads."""
 
     name: str  # of the primitive
@@ -46,7 +45,7 @@ class Operation(NamedTuple):
     last: list[int]
 
 
-def note_last_reads(operations: Sequence[Operation], made: set[int]) -> None:
+def note_last_reads(operations: Sequence[NumpyOperation], made: set[int]) -> None:
     """Note in each operation the values, among places of results to drop, that no later operation reads."""
     later = set[int]()
     for operation in reversed(operations):
@@ -55,7 +54,7 @@ def note_last_reads(operations: Sequence[Operation], made: set[int]) -> None:
         later |= touched
 
 
-def execute(operations: Sequence[Operation], held: list[Any], stop: Callable[[], bool] | None = None) -> None:
+def execute(operations: Sequence[NumpyOperation], held: list[Any], stop: Callable[[], bool] | None = None) -> None:
     """Run operations on the values at their places. Raises Interrupted once `stop` says so."""
     for _, run, operands, results, several, last in operations:
         if stop is not None and stop():

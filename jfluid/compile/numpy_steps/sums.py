@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from jfluid.compile.numpy_steps.elementwise import ranks
-from jfluid.compile.numpy_steps.interpreter import RULES, NoRule, bound, rule
+from jfluid.compile.numpy_steps.interpreter import RULES, NotInterpretable, bound, rule
 from jfluid.compile.numpy_steps.shapes import padded
 
 Params = dict[str, Any]
@@ -222,7 +222,7 @@ def _grouped(
 ) -> Any:
     """Convolve an image [N, C, ...] with filters [O, C / groups, ...].
 
-    Raises NoRule if a copy of windows, as a matrix, takes more than `MOST_BYTES`.
+    Raises NotInterpretable if a copy of windows, as a matrix, takes more than `MOST_BYTES`.
     """
     batch, features = image.shape[:2]
     out, depth = filters.shape[0], features // groups
@@ -257,7 +257,8 @@ def _by_images(windows: Any, weights: Any, rank: int, kind: Any) -> Any:
     """Return the products of weights [group, O, depth and window] with windows [N, C, places ..., window ...].
 
     The windows of some rows of places are copied at a time, so that the copy stays in a processor's cache. Along a row
-    the copy is contiguous. The result is [N, group, O, places]. Raises NoRule if a copy takes more than `MOST_BYTES`.
+    the copy is contiguous. The result is [N, group, O, places]. Raises NotInterpretable for a copy
+    of more than `MOST_BYTES`.
     """
     batch, features, *rest = windows.shape
     counts, sizes = rest[:rank], rest[rank:]
@@ -311,10 +312,10 @@ _window_reduction("reduce_window_min", np.minimum, highest)
 def _select_and_scatter(params: Params, source: Any, x: Any) -> Any:
     """Add each element of `source` where its window has the greatest element, the first of equal ones.
 
-    Raises NoRule for windows of many elements.
+    Raises NotInterpretable for windows of many elements.
     """
     if math.prod(params["window_dimensions"]) > _MOST_TAPS:
-        raise NoRule("it selects in windows of many elements")
+        raise NotInterpretable("it selects in windows of many elements")
     largest = params["select_prim"].name == "ge"
     filling = lowest(x.dtype) if largest else highest(x.dtype)
     edges = params["padding"]

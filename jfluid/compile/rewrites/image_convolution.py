@@ -55,10 +55,10 @@ def expect(filters: Sequence[Sequence[int]], weights: Sequence[Sequence[int]] = 
     """
 
     def prepare() -> None:
-        from jfluid.machine_code import direct_convolution, direct_product  # LLVM: few need it
+        from jfluid.machine_code import convolution_dispatch, product_dispatch  # LLVM: few need it
 
-        direct_convolution.expect(filters)
-        direct_product.expect(weights)
+        convolution_dispatch.expect(filters)
+        product_dispatch.expect(weights)
 
     if filters:
         threading.Thread(target=prepare, name=THREAD).start()
@@ -149,14 +149,14 @@ def input_gradient(grad: Array, w: Filter, mirrored: Filter, params: dict[str, A
             parts = _dot(grad, w.array, ((channels,), (0,)), params)
             part = [parts[..., *place] for place in _places(kernel)]
     elif math.prod(kernel) <= _MOST_PLACES and _much_border(grad, sizes, params):
-        from jfluid.machine_code import direct_convolution  # LLVM, which few programs need
+        from jfluid.machine_code import convolution_dispatch  # LLVM, which few programs need
 
         low = [k - 1 - before for k, (before, _) in zip(kernel, pads)]
         inside = all(max(pad) < k for k, pad in zip(kernel, pads))
         columns = grad.shape[-2]
-        if inside and direct_convolution.suits(grad, w.array, w.shape[1], w.array.size, columns):
+        if inside and convolution_dispatch.suits(grad, w.array, w.shape[1], w.array.size, columns):
             order = [w.order.index(d) for d in (2, 3, 0, 1)]
-            return direct_convolution.of_images(grad, lax.transpose(w.array, order), low, sizes)
+            return convolution_dispatch.of_images(grad, lax.transpose(w.array, order), low, sizes)
         if grad.size // grad.shape[-1] * math.prod(w.shape[1:]) > _MOST_PARTS:
             return forward(grad, mirrored, params)
         turned = lax.transpose(w.array, [w.order.index(d) for d in HELD[grad.ndim]])
@@ -236,12 +236,12 @@ def _directly(x: Array, w: Filter, params: dict[str, Any]) -> Array | None:
         return None
     if not _reach_images(low, out, w.shape[2:], strides):
         return None
-    from jfluid.machine_code import direct_convolution  # LLVM, which few programs need
+    from jfluid.machine_code import convolution_dispatch  # LLVM, which few programs need
 
-    if not direct_convolution.suits(x, w.array, w.shape[rhs[0]], w.array.size, out[-1]):
+    if not convolution_dispatch.suits(x, w.array, w.shape[rhs[0]], w.array.size, out[-1]):
         return None
     order = [w.order.index(rhs[d]) for d in HELD[x.ndim]]
-    return direct_convolution.forward(x, lax.transpose(w.array, order), strides, low, out)
+    return convolution_dispatch.forward(x, lax.transpose(w.array, order), strides, low, out)
 
 
 def _directly_gradient(x: Array, grad: Array, params: dict[str, Any]) -> Array | None:
@@ -255,11 +255,11 @@ def _directly_gradient(x: Array, grad: Array, params: dict[str, Any]) -> Array |
         return None
     if not _reach_images(low, grad.shape[1:], kernel, strides):
         return None
-    from jfluid.machine_code import direct_convolution  # as above
+    from jfluid.machine_code import convolution_dispatch  # as above
 
-    if not direct_convolution.suits_gradient(x, grad, kernel):
+    if not convolution_dispatch.suits_gradient(x, grad, kernel):
         return None
-    return direct_convolution.gradient(x, grad, kernel, strides, low)
+    return convolution_dispatch.gradient(x, grad, kernel, strides, low)
 
 
 def _reach_images(low: Sequence[int], out: Sequence[int], kernel: Sequence[int], strides: Sequence[int]) -> bool:

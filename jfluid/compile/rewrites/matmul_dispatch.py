@@ -69,9 +69,9 @@ def product(x: Array, y: Array, over: tuple[int, int]) -> Array:
     if _is_joined(x, over):
         return _joined(x, y, over)
     if is_machine_code(x, y, over):
-        from jfluid.machine_code import direct_product  # LLVM, which not all programs need
+        from jfluid.machine_code import product_dispatch  # LLVM, which not all programs need
 
-        return direct_product.product(x, y, over)
+        return product_dispatch.product(x, y, over)
     return lax.dot_general(x, y, (((over[0],), (over[1],)), ((), ())))
 
 
@@ -81,9 +81,9 @@ def is_machine_code(x: Array, y: Array, over: tuple[int, int]) -> bool:
         return False
     if x.size * y.shape[1 - over[1]] < _FEWEST:
         return False
-    from jfluid.machine_code import direct_product  # as above
+    from jfluid.machine_code import product_dispatch  # as above
 
-    return direct_product.suits(x, y, over)
+    return product_dispatch.suits(x, y, over)
 
 
 def _is_joined(x: Array, over: tuple[int, int]) -> bool:

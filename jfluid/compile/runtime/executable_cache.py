@@ -41,7 +41,7 @@ _ADDRESS = " at 0x"  # in the `repr` of an object without an identity beyond the
 _ENABLED = "jax_enable_compilation_cache"
 
 
-class Beside(Protocol):
+class TraceResults(Protocol):
     """Results of tracing besides the executable, stored in the same file."""
 
     def noted(self) -> Any:
@@ -51,23 +51,23 @@ class Beside(Protocol):
         """Take the results from a file, in place of tracing."""
 
 
-class Together:
+class JoinedTraceResults:
     """Results of several objects besides one executable."""
 
-    def __init__(self, parts: Sequence[Beside]):
+    def __init__(self, parts: Sequence[TraceResults]):
         self._parts = parts
 
     def noted(self) -> Any:
-        """See `Beside`."""
+        """See `TraceResults`."""
         return [part.noted() for part in self._parts]
 
     def learn(self, noted: Any) -> None:
-        """See `Beside`."""
+        """See `TraceResults`."""
         for part, own in zip(self._parts, noted, strict=True):
             part.learn(own)
 
 
-class Entry:
+class DiskEntry:
     """Cache entry of a function, which may have a file or not.
 
     Args:
@@ -83,27 +83,27 @@ class Entry:
         identity: Sequence[Any],
         devices: Sequence[jax.Device],
         options: Mapping[str, Any],
-        beside: Beside | None = None,
+        beside: TraceResults | None = None,
     ):
         self._folder, self._devices, self._options = folder, devices, options
         self._identity, self._beside = tuple(identity), beside
 
-    def of(self, *more: Any, beside: Beside | None = None) -> "Entry":
+    def of(self, *more: Any, beside: TraceResults | None = None) -> "DiskEntry":
         """Return the entry of a different function of the same operators.
 
         Args:
             more: values that identify the function among the functions of the operators.
         """
         identity = (*self._identity, *more)
-        return Entry(self._folder, identity, self._devices, self._options, beside)
+        return DiskEntry(self._folder, identity, self._devices, self._options, beside)
 
-    def same(self, *more: Any) -> "Entry":
+    def same(self, *more: Any) -> "DiskEntry":
         """Return the entry of a different form of the same function, with the same results besides the executable."""
         return self.of(*more, beside=self._beside)
 
-    def with_part(self, part: Beside, *more: Any) -> "Entry":
+    def with_part(self, part: TraceResults, *more: Any) -> "DiskEntry":
         """Return the entry of a different function, as `of`, with further results besides the executable."""
-        return self.of(*more, beside=part if self._beside is None else Together([self._beside, part]))
+        return self.of(*more, beside=part if self._beside is None else JoinedTraceResults([self._beside, part]))
 
     def prepare(self, trace: Callable[[], Any], arguments: Sequence[Any]) -> Callable[[], Any] | None:
         """Return a function that loads or compiles the executable for arguments, or None without a cache key.
@@ -189,13 +189,13 @@ def entry(
     identity: Sequence[Any],
     devices: Sequence[jax.Device],
     options: Any,
-    beside: Beside | None = None,
-) -> Entry | None:
+    beside: TraceResults | None = None,
+) -> DiskEntry | None:
     """Return the entry of segment `at` of a plan, or None if the segment is not cached.
 
     Args:
         identity: values that identify the function among the functions of the segment.
-        beside: as of `Entry`.
+        beside: as of `DiskEntry`.
     """
     folder = kept_files.folder()
     if folder is None:
@@ -206,7 +206,7 @@ def entry(
         return None  # nothing says when the user's own function changes
     operators = [(i, op.type, op.inputs, op.outputs) for i, op, _ in plan.segments[at].ops]
     whole = (program.fingerprint, plan.block.idx, at, operators, identity)
-    return Entry(folder, whole, devices, options, beside)
+    return DiskEntry(folder, whole, devices, options, beside)
 
 
 def entry_of_items(
@@ -214,13 +214,13 @@ def entry_of_items(
     identity: Sequence[Any],
     device: jax.Device,
     options: Mapping[str, Any],
-    beside: Beside | None = None,
-) -> Entry | None:
+    beside: TraceResults | None = None,
+) -> DiskEntry | None:
     """Return the entry of operators outside of any program, or None if the operators are not cached.
 
     Args:
         identity: values that identify the function, besides the operators' names and attributes.
-        beside: as of `Entry`.
+        beside: as of `DiskEntry`.
     """
     folder = kept_files.folder()
     if folder is None:
@@ -231,7 +231,7 @@ def entry_of_items(
     operators = [
         (op.type, op.inputs, op.outputs, sorted((n, named(v)) for n, v in op.attrs.items())) for _, op, _ in items
     ]
-    return Entry(folder, (operators, *identity), [device], options, beside)
+    return DiskEntry(folder, (operators, *identity), [device], options, beside)
 
 
 class _JaxCache:

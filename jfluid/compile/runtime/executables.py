@@ -48,7 +48,7 @@ Form = Any
 Place = tuple[int, int]  # of a value: which argument, and which of its values; -1 for an argument that is no sequence
 
 
-class Entry(Notes, Protocol):
+class ExecutableStorage(Notes, Protocol):
     """Storage of a function's executables beyond the memory of the process."""
 
     def prepare(self, trace: Callable[[], Any], arguments: Arguments) -> Callable[[], Any] | None:
@@ -173,7 +173,7 @@ class Executables:
     def __init__(
         self,
         fresh: Callable[[], Any],
-        entry: Entry | None = None,
+        entry: ExecutableStorage | None = None,
         interprets: jax.Device | None = None,
     ):
         self._fresh, self._entry, self._interprets = fresh, entry, interprets

@@ -1,4 +1,4 @@
-"""Programs for feeds of another dtype than `layers.data` declares: operators compute in the fed dtype, as in Fluid."""
+"""Feeds of a different dtype than `layers.data` declares: operators compute in the fed dtype, as in Fluid."""
 
 from collections.abc import Mapping
 from typing import Any

@@ -14,7 +14,7 @@ import numpy as np
 
 from jfluid import errors, processes
 from jfluid.compile.dynamic_shapes.stream import FeedShares
-from jfluid.compile.dynamic_shapes.traced import Call
+from jfluid.compile.dynamic_shapes.traced import CompiledCall
 from jfluid.compile.lowering import trace
 from jfluid.compile.lowering.lower import NOTHING, Known
 from jfluid.compile.lowering.plan import Plan
@@ -82,7 +82,7 @@ class Placement(ABC):
         hosts: most runs of a host operator in one step.
         on_gpus: True if the devices are GPUs.
         replicas: number of replicas that divide batches of slots; None for undivided batches.
-        held: variables of the Scope with another layout in the segments' inputs and outputs.
+        held: variables of the Scope with a different layout in the segments' inputs and outputs.
         pads: True if batches of dense arrays are padded when their shapes change (see `padder`), and steps of an
             undivided batch are interpreted until they are compiled. The last digits of results may then differ
             from run to run.
@@ -223,7 +223,9 @@ class Placement(ABC):
     def compiled(self, at: int, function: Function) -> Function:
         """Return segment `at`, jitted. The first arguments are donated."""
 
-    def executables(self, at: int, fresh: Callable[[], Function], entry: executable_cache.Entry | None = None) -> Call:
+    def executables(
+        self, at: int, fresh: Callable[[], Function], entry: executable_cache.DiskEntry | None = None
+    ) -> CompiledCall:
         """Return a function that calls segment `at` and compiles it at the first call.
 
         Args:
@@ -233,8 +235,8 @@ class Placement(ABC):
         return Executables(lambda: self.compiled(at, fresh()), entry)
 
     def entry(
-        self, at: int, names: Sequence[Sequence[str]], beside: executable_cache.Beside
-    ) -> executable_cache.Entry | None:
+        self, at: int, names: Sequence[Sequence[str]], beside: executable_cache.TraceResults
+    ) -> executable_cache.DiskEntry | None:
         """Return the cache entry of segment `at`, or None if the segment is not cached.
 
         Args:
@@ -372,8 +374,8 @@ class OneDevice(Placement):
         return jax.jit(function, donate_argnums=(0,), compiler_options=self._options())
 
     def entry(
-        self, at: int, names: Sequence[Sequence[str]], beside: executable_cache.Beside
-    ) -> executable_cache.Entry | None:
+        self, at: int, names: Sequence[Sequence[str]], beside: executable_cache.TraceResults
+    ) -> executable_cache.DiskEntry | None:
         identity = (*map(list, names), sorted(self.held.items()), *self._identity())
         device, options = [self.device], self._options()
         return executable_cache.entry(self.plan, at, identity, device, options, beside)
@@ -382,7 +384,9 @@ class OneDevice(Placement):
         """Return the values that identify the segments, besides the plan and the device."""
         return ()
 
-    def executables(self, at: int, fresh: Callable[[], Function], entry: executable_cache.Entry | None = None) -> Call:
+    def executables(
+        self, at: int, fresh: Callable[[], Function], entry: executable_cache.DiskEntry | None = None
+    ) -> CompiledCall:
         plan = self.plan
         initializes = plan.starts_anew and plan.updated and not plan.fetches and not plan.segments[at].reads
         if initializes and not self.on_gpus:
@@ -496,17 +500,19 @@ class Processes(OneDevice):
 
     @functools.cached_property
     def _mesh(self) -> jax.sharding.Mesh:
-        """Mesh of all processes, which meet once: a process compiles for more shapes than another process."""
+        """Mesh of all processes, which meet once: a process compiles for more shapes than a different process."""
         return collective_jit.mesh_with(self.device)
 
-    def executables(self, at: int, fresh: Callable[[], Function], entry: executable_cache.Entry | None = None) -> Call:
+    def executables(
+        self, at: int, fresh: Callable[[], Function], entry: executable_cache.DiskEntry | None = None
+    ) -> CompiledCall:
         if self.plan.segments[at].collective:
             return self._collective(at, fresh())  # CollectiveJit compiles ahead of time, too
         return super().executables(at, fresh, entry)
 
     def entry(
-        self, at: int, names: Sequence[Sequence[str]], beside: executable_cache.Beside
-    ) -> executable_cache.Entry | None:
+        self, at: int, names: Sequence[Sequence[str]], beside: executable_cache.TraceResults
+    ) -> executable_cache.DiskEntry | None:
         collective = self.plan.segments[at].collective
         return None if collective else super().entry(at, names, beside)
 

@@ -12,10 +12,10 @@ from jfluid import errors
 from jfluid.compile.lowering.plan import Item, before, live_ops
 from jfluid.ir.block import reads_of
 from jfluid.ir.operator import Operator
-from jfluid.ops.refusals import Rule
+from jfluid.ops.refusals import RefusalRule
 
 # By the identity of an operator: its first row in the table of refusals, and its rules.
-Rows = dict[int, tuple[int, list[Rule]]]
+Rows = dict[int, tuple[int, list[RefusalRule]]]
 
 
 def refuses(items: Sequence[Item]) -> bool:
@@ -36,7 +36,7 @@ class Refusals:
 
     def __init__(self, items: Sequence[Item]):
         self.rows: Rows = {}
-        self._asked: list[tuple[int, Operator, Rule]] = []
+        self._asked: list[tuple[int, Operator, RefusalRule]] = []
         needed: dict[int, Item] = {}
         for item in items:
             position, op, _ = item

@@ -19,7 +19,7 @@ from jfluid.compile.lowering.lower import LONGEST, Path, known_part
 from jfluid.compile.lowering.plan import Item, before
 from jfluid.compile.lowering.trace import First
 from jfluid.compile.runtime import padding, slots
-from jfluid.compile.runtime.executable_cache import Entry
+from jfluid.compile.runtime.executable_cache import DiskEntry
 from jfluid.compile.runtime.lru_cache import LruCache
 from jfluid.compile.runtime.placement import Function, Placement
 from jfluid.compile.runtime.refused import Refusals
@@ -74,7 +74,7 @@ class Specialized:
         function: Callable[[Known], Function],
         names: tuple[Sequence[str], Sequence[str]],
         name: str,
-        entry: Entry | None = None,
+        entry: DiskEntry | None = None,
     ):
         self._at, self._placement, self._function = at, placement, function
         self._names, self._name, self._entry = [*names[0], *names[1]], name, entry

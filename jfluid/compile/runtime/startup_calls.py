@@ -35,7 +35,7 @@ class StartupCall(WaitedCall):
         self,
         fresh: Callable[[], Any],
         compiled: Callable[[Any], Any],
-        entry: executable_cache.Entry | None,
+        entry: executable_cache.DiskEntry | None,
         device: jax.Device,
     ):
         self._fresh, self._compiled, self._device = fresh, compiled, device
@@ -91,7 +91,7 @@ def _copied(value: Any, device: jax.Device) -> jax.Array:
 
 
 class _Rest:
-    """Listing that NumPy runs after the draws, and a tree of the numbers of the results: see `Beside`."""
+    """Listing that NumPy runs after the draws, and a tree of the numbers of the results: see `TraceResults`."""
 
     def __init__(self) -> None:
         self._noted: tuple[Listing, Any] | None = None  # until the program is traced or loaded

@@ -11,15 +11,15 @@ import numpy as np
 from jfluid import errors, flags
 from jfluid.compile.dynamic_shapes.exact_shapes import ExactShapes
 from jfluid.compile.dynamic_shapes.history import StreamHistory
-from jfluid.compile.dynamic_shapes.segment import Evaluate, Segment
+from jfluid.compile.dynamic_shapes.segment import Evaluate, StreamSegment
 from jfluid.compile.dynamic_shapes.stream import ShapeStream
-from jfluid.compile.dynamic_shapes.traced import Call
+from jfluid.compile.dynamic_shapes.traced import CompiledCall
 from jfluid.compile.lowering import scalars
 from jfluid.compile.lowering.lower import Known
 from jfluid.compile.lowering.plan import Plan, with_host_loop
 from jfluid.compile.numpy_steps.interpreter import Listing
 from jfluid.compile.runtime import memory, slots
-from jfluid.compile.runtime.executable_cache import Beside, Entry, Together
+from jfluid.compile.runtime.executable_cache import DiskEntry, JoinedTraceResults, TraceResults
 from jfluid.compile.runtime.executables import Executables
 from jfluid.compile.runtime.host import Host
 from jfluid.compile.runtime.placement import Function, Placement
@@ -34,7 +34,7 @@ _BYTES = 10 << 10  # bytes of Python objects for each operator, half of the byte
 
 
 class _Noted:
-    """Results of tracing a segment besides its executable (see `executable_cache.Beside`)."""
+    """Results of tracing a segment besides its executable (see `executable_cache.TraceResults`)."""
 
     def __init__(self, segment: "weakref.ref[CompiledSegment]"):
         self._segment = segment
@@ -51,7 +51,7 @@ class _Noted:
             segment.is_large = segment.is_large or noted
 
 
-class CompiledSegment(Segment):
+class CompiledSegment(StreamSegment):
     """XLA segment as a jitted function `(donated, kept, key) -> (gives, flags)`."""
 
     def __init__(
@@ -112,48 +112,48 @@ class CompiledSegment(Segment):
 
     @property
     def waits(self) -> bool:
-        """See `Segment.waits`."""
+        """See `StreamSegment.waits`."""
         plain = self.exact.plain
         return not (isinstance(plain, Executables) and plain.interprets)
 
     def is_ready(self, donated: tuple[Any, ...], kept: tuple[Any, ...], key: Any) -> bool:
-        """See `Segment.is_ready`."""
+        """See `StreamSegment.is_ready`."""
         plain = self.exact.plain
         return not isinstance(plain, Executables) or plain.begin((donated, kept, key), at_once=False)
 
     def interpret(self, listing: Listing, values: Mapping[str, Any], key: Any) -> list[Any]:
-        """See `Segment.interpret`."""
+        """See `StreamSegment.interpret`."""
         plain = self.exact.plain
         assert isinstance(plain, Executables)  # steps do not wait
         return plain.interpret(listing, (values, key))
 
     def jaxpr(self, values: Mapping[str, Any], shapes: Mapping[str, tuple[int, ...]], key: Any) -> Any:
-        """See `Segment.jaxpr`."""
+        """See `StreamSegment.jaxpr`."""
         assert self._padder is not None  # a stream asks
         return self._padder.recorded(self.at, dict(values), shapes, key, self.gives)
 
     def recorded_arguments(self, donated: tuple[Any, ...], kept: tuple[Any, ...]) -> dict[str, Any] | None:
-        """See `Segment.recorded_arguments`."""
+        """See `StreamSegment.recorded_arguments`."""
         return None if self._placement.held else self.by_name(donated, kept)
 
     def structured(self, arrays: Sequence[Any]) -> Sequence[Any]:
-        """See `Segment.structured`."""
+        """See `StreamSegment.structured`."""
         assert self._padder is not None  # a stream asks
         return self._padder.structured(self.at, arrays)
 
-    def entry_of(self, identity: Sequence[Any], beside: Beside | None = None) -> Entry | None:
-        """See `Segment.entry_of`."""
-        together = None if beside is None else Together([_Noted(weakref.ref(self)), beside])
+    def entry_of(self, identity: Sequence[Any], beside: TraceResults | None = None) -> DiskEntry | None:
+        """See `StreamSegment.entry_of`."""
+        together = None if beside is None else JoinedTraceResults([_Noted(weakref.ref(self)), beside])
         return self._entry and self._entry.of(*identity, beside=together)
 
-    def executables(self, run: Callable[..., Any], entry: Entry | None) -> Call:
-        """See `Segment.executables`."""
+    def executables(self, run: Callable[..., Any], entry: DiskEntry | None) -> CompiledCall:
+        """See `StreamSegment.executables`."""
         return self._placement.executables(self.at, lambda: run, entry)
 
     def lower_padded(
         self, evaluate: Evaluate, donated: tuple[Any, ...], kept: tuple[Any, ...], key: Any, true: Any
     ) -> Any:
-        """See `Segment.lower_padded`."""
+        """See `StreamSegment.lower_padded`."""
         padder = self._padder
         assert padder is not None  # a stream asks
         gives = padder.recorded_names(self.at, self.gives)

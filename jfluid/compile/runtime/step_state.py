@@ -145,7 +145,7 @@ class StepState:
     def _is_strange(self, name: str, tensor: LoDTensor) -> bool:
         """Return True if a value is on the wrong device.
 
-        Raises ProgramError for a value of another shape than the variable's.
+        Raises ProgramError for a value of a different shape than the variable's.
         """
         var = self.plan.block.find_var_recursive(name)
         value = tensor.value

@@ -85,7 +85,7 @@ def _are_alike(some: Layouts, other: Layouts) -> bool:
 
 
 def _fixed(size: Size) -> tuple[int, int]:
-    """Return the numbers of a size that padding keeps: of levels, and of sequences of the first level."""
+    """Return the parts of a size that padding keeps: the numbers of levels and of first-level sequences."""
     return len(size.numbers), size.numbers[0]
 
 

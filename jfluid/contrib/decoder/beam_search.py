@@ -82,7 +82,7 @@ class BeamSearchDecoder:
             itself, whatever this says.
         name: has no effect on the program.
 
-    Raises ProgramError where its methods are called in another order than this.
+    Raises ProgramError where its methods are called in a different order than this.
     """
 
     BEFORE_BEAM_SEARCH_DECODER, IN_BEAM_SEARCH_DECODER, AFTER_BEAM_SEARCH_DECODER = range(3)
@@ -132,7 +132,7 @@ class BeamSearchDecoder:
     def block(self) -> Iterator[None]:
         """Return a context in which one step is made.
 
-        What `update_array` was given is written at its end, unless `early_stop` was reached.
+        At its end the arguments of `update_array` are written, unless `early_stop` was reached.
         """
         if self._status != BeamSearchDecoder.BEFORE_BEAM_SEARCH_DECODER:
             raise errors.ProgramError("BeamSearchDecoder.block: it can be made once only")

@@ -8,7 +8,7 @@ from jfluid.ir.variable import Variable
 from jfluid.layers.creation import fill_constant_batch_size_like
 from jfluid.layers.helper import check_variable
 
-TRAINING, BEAM_SEARCH = 1, 2  # what `type` of a decoder says, as in Fluid
+TRAINING, BEAM_SEARCH = 1, 2  # values of a decoder's `type`, as in Fluid
 
 
 class InitState:
@@ -146,7 +146,9 @@ class StateCell:
     def set_state(self, state_name: str, state_value: Variable) -> None:
         """Change a state of this step. Raises ProgramError for an unknown one."""
         if state_name not in self._init:
-            raise errors.ProgramError(f"StateCell.set_state: no state {state_name!r}: they are {', '.join(self._init)}")
+            raise errors.ProgramError(
+                f"StateCell.set_state: no state {state_name!r}: the states are {', '.join(self._init)}"
+            )
         check_variable(state_value, "StateCell.set_state", "state_value")
         self._begin()
         self._now[state_name] = state_value
@@ -165,7 +167,7 @@ class StateCell:
         unknown = [n for n in inputs if n not in self._inputs]
         if unknown:
             raise errors.ProgramError(
-                f"StateCell.compute_state: no input {unknown[0]!r}: they are {', '.join(self._inputs)}"
+                f"StateCell.compute_state: no input {unknown[0]!r}: the inputs are {', '.join(self._inputs)}"
             )
         if self._updater is None:
             raise errors.ProgramError(

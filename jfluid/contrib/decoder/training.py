@@ -39,7 +39,7 @@ class TrainingDecoder:
         state_cell: a StateCell.
         name: of the DynamicRNN.
 
-    Raises ProgramError where its methods are called in another order than this.
+    Raises ProgramError where its methods are called in a different order than this.
     """
 
     BEFORE_DECODER, IN_DECODER, AFTER_DECODER = range(3)

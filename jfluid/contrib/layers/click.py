@@ -157,12 +157,12 @@ def search_pyramid_hash(
         is_training: whether runs are left out.
         use_filter: whether the lists are used: runs of the white list only, none of the black list.
         white_list_len, black_list_len: the rows of the lists, at least one each.
-        seed: of what is left out.
+        seed: the seed of dropout.
         lr: the rate by which the operator's gradient moves the table.
         param_attr, param_attr_wl, param_attr_bl: attributes of the table
-            [space_len + rand_len, 1] and of the lists, none of which optimizers train.
+            [space_len + rand_len, 1] and of the lists. Optimizers train none of the three.
         name: the name of the layer.
-        distribute_update_vars: names of those of the three that servers update.
+        distribute_update_vars: names of the parameters among these three that servers update.
         dtype: of the parameters.
 
     Returns:

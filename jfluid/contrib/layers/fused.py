@@ -25,7 +25,7 @@ def fused_elemwise_activation(
             "scale", "relu", "tanh", "sigmoid".
         axis: the dimension of `x` that the first of `y` belongs to; -1 for the last ones.
         scale: the factor of "scale".
-        save_intermediate_out: whether the program has a variable of what is computed first.
+        save_intermediate_out: True if the program has a variable for the intermediate result.
 
     Returns:
         A Variable of the shape of `x`.

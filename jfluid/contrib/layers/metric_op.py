@@ -16,7 +16,7 @@ def ctr_metric_bundle(
 
     With n the last result: the mean absolute error is abserr / n, the root mean square error
     sqrt(sqrerr / n), the predicted click rate prob / n, and q is q / n. In a job of several trainers
-    add up the results of all of them first.
+    add up the results of all trainers first.
 
     Args:
         input: predicted probabilities of clicks, [batch, 1].

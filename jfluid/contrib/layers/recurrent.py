@@ -63,7 +63,7 @@ class BasicGRUUnit(_Unit):
     It is called with (input [batch, width], hidden [batch, hidden_size]), and returns the new hidden state.
 
     Args:
-        name_scope: what the names of the parameters begin with.
+        name_scope: prefix of the parameters' names.
         hidden_size: the width of the state.
         param_attr: ParamAttr of the weights, [width + hidden_size, 2 hidden_size] of both gates and
             [width + hidden_size, hidden_size]; a name gets "_gate" and "_candidate" added.
@@ -114,13 +114,13 @@ class BasicLSTMUnit(_Unit):
     the new cell).
 
     Args:
-        name_scope: what the names of the parameters begin with.
+        name_scope: prefix of the parameters' names.
         hidden_size: the width of the states.
         param_attr: ParamAttr of the weight, [width + hidden_size, 4 hidden_size]; its columns are
             the input gate, the candidate, the forget gate and the output gate.
         bias_attr: ParamAttr of the bias, [4 hidden_size].
         gate_activation, activation: no effect, as in Fluid, which always takes sigmoid and tanh;
-            others warn.
+            further activations warn.
         forget_bias: a number that is added to the forget gate before its sigmoid.
         dtype: of the parameters.
     """
@@ -302,7 +302,7 @@ def basic_gru(
         param_attr, bias_attr: ParamAttr of all layers; a name gets the direction and the layer
             added.
         gate_activation, activation, dtype: as those of BasicGRUUnit.
-        name: what the names of the parameters begin with.
+        name: prefix of the parameters' names.
 
     Returns:
         (outputs of the last layer, [batch, time, directions * hidden_size]; hidden states after the
@@ -356,7 +356,7 @@ def basic_lstm(
         param_attr, bias_attr: ParamAttr of all layers; a name gets the direction and the layer
             added.
         gate_activation, activation, forget_bias, dtype: as those of BasicLSTMUnit.
-        name: what the names of the parameters begin with.
+        name: prefix of the parameters' names.
 
     Returns:
         (outputs of the last layer, [batch, time, directions * hidden_size]; hidden states and cells

@@ -80,7 +80,7 @@ def tdm_child(
         (children, leaf mask), each x.shape + [child_nums]. The mask is 1 where a child is an item. A
         node without children has children 0.
 
-    Raises TypeError for another dtype, ShapeError where the parameter's shape does not fit.
+    Raises TypeError for a different dtype, ShapeError where the parameter's shape does not fit.
     """
     check_variable(x, "tdm_child", "x")
     result = _integer_type(dtype, "layers.tdm_child, dtype")
@@ -105,8 +105,8 @@ def tdm_child(
 def _check_sampling(negatives: Sequence[int], sizes: Sequence[int], leaves: int) -> None:
     if len(negatives) != len(sizes):
         raise ValueError(
-            "tdm_sampler: expected as many numbers in neg_samples_num_list as in "
-            f"layer_node_num_list, found {len(negatives)} and {len(sizes)}"
+            "tdm_sampler: expected neg_samples_num_list and layer_node_num_list of one length, "
+            f"found {len(negatives)} and {len(sizes)}"
         )
     for i, (count, size) in enumerate(zip(negatives, sizes, strict=True)):
         if count >= size:
@@ -150,8 +150,8 @@ def tdm_sampler(
 
     Args:
         x: numbers of leaves, from 0, [rows, 1], int32 or int64.
-        neg_samples_num_list: for each layer how many others are drawn.
-        layer_node_num_list: for each layer how many nodes it has.
+        neg_samples_num_list: number of negative samples of each layer.
+        layer_node_num_list: number of nodes of each layer.
         leaf_node_num: how many leaves the tree has.
         tree_travel_attr: of the parameter [leaf_node_num, layers] with the nodes on the way to each
             leaf; 0 where a way does not reach a layer. Its initializer gives the tree.
@@ -160,12 +160,12 @@ def tdm_sampler(
         output_positive: whether the nodes on the way are among the results.
         output_list: give a list with one Variable [rows, samples, 1] for each layer; else one
             Variable [rows, samples of all layers].
-        seed: 0 draws others in each step; another number gives the same ones each time.
+        seed: 0 draws different samples in each step; a different number draws the same samples each time.
         tree_dtype: of the two parameters; dtype: of the results. int32 or int64.
 
     Returns:
-        (nodes, labels, mask). A label is 1 for a node on the way; the mask is 0 for what stands in
-        layers that a way does not reach.
+        (nodes, labels, mask). A label is 1 for a node on the path; the mask is 0 in layers that
+        a path does not reach.
 
     Raises TypeError for other dtypes, ValueError where the numbers do not fit each other.
     """

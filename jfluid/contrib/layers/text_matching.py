@@ -73,8 +73,8 @@ def var_conv_2d(
 
     Args:
         input: rows [rows, 1] with a LoD: of each picture [input_channel, height, width].
-        row, col: any rows with a LoD, whose sequences are as long as the pictures are high and
-            wide.
+        row, col: any rows with a LoD: the lengths of their sequences are the heights and widths of the
+            pictures.
         output_channel: of the result.
         filter_size, stride: one number, or [by rows, by columns].
         param_attr: ParamAttr of the filters, [output_channel, input_channel * filter_size ** 2].

@@ -32,7 +32,7 @@ def tree_conv(
         max_depth: how many levels of a subtree count, at least 2.
         act: the name of an activation; None for none.
         param_attr: ParamAttr of the filter, [features, 3, output_size, num_filters]: matrices for
-            what is on the left, on the right and at the top.
+            nodes on the left, on the right and at the top.
         bias_attr: ParamAttr of the bias, [nodes, output_size, num_filters]; False for none.
         name: prefix of the names of the parameters.
 

@@ -148,8 +148,8 @@ def decorate(
     """Return an optimizer that computes suitable operators in 16 bits; parameters and updates stay in float32.
 
     The loss is multiplied by a scaling before the backward pass, and gradients are divided by it.
-    With dynamic scaling, a step whose gradients are not finite updates with zeros; after several
-    such steps the scaling shrinks, after many good ones it grows.
+    With dynamic scaling, a step with gradients that are not finite updates with zeros. After several
+    such steps the scaling shrinks; after many good steps it grows.
 
     Args:
         optimizer: any optimizer of `fluid.optimizer`.
@@ -162,7 +162,7 @@ def decorate(
         use_dynamic_loss_scaling: False keeps the first scaling and lets infinite gradients through.
         dtype: "bfloat16", which has the range of float32, or "float16", as in Fluid.
 
-    Raises ProgramError for another dtype or settings out of range.
+    Raises ProgramError for a different dtype or settings out of range.
     """
     if dtype not in ("bfloat16", "float16"):
         raise errors.ProgramError(f'mixed precision: dtype {dtype!r}, expected "bfloat16" or "float16"')

@@ -4,8 +4,8 @@ from collections.abc import Iterable
 
 from jfluid import errors
 
-# Fluid's lists: what gains from 16 bits, what needs float32, and what follows the operators before
-# it. An operator on none of them runs in float32.
+# Fluid's lists: operators that gain from 16 bits, operators that need float32, and operators that follow the
+# operators before them. An operator on no list runs in float32.
 WHITE = frozenset({"conv2d", "matmul", "mul"})
 BLACK = frozenset(
     {

@@ -1,6 +1,6 @@
 """Passes for graphs after training with simulated quantization: integer products.
 
-In Fluid they are part of `fluid.contrib.slim.quantization`.
+In Fluid the passes are part of `fluid.contrib.slim.quantization`.
 """
 
 from collections.abc import Sequence
@@ -41,7 +41,7 @@ class QuantizationFreezePass:
         place: where they are put.
         weight_bits, activation_bits: how many bits integers have.
         weight_quantize_type: where the scales of weights come from, as in the training.
-        quantizable_op_type: has no effect, as in Fluid: what training has quantized is frozen.
+        quantizable_op_type: has no effect, as in Fluid: all operators that training quantized are frozen.
     """
 
     def __init__(
@@ -65,7 +65,7 @@ class QuantizationFreezePass:
         inputs: dict[str, str] = {}  # a rounded variable -> its integers
         weights: dict[str, Array] = {}  # a weight -> its scale, or one for each filter
         scales: dict[str, str] = {}  # an activation -> the variable of its scale
-        results: dict[str, str] = {}  # a result -> that with its scale
+        results: dict[str, str] = {}  # a result -> the variable with its scale
         for op in list(block.ops):
             for name in op.input_arg_names:
                 op.rename_input(name, results.get(name, name))
@@ -170,7 +170,7 @@ class ConvertToInt8Pass:
     Args:
         scope: with the weights of a frozen graph.
         place: where they are put.
-        quantizable_op_type: has no effect, as in Fluid: what training has quantized is converted.
+        quantizable_op_type: has no effect, as in Fluid: all operators that training quantized are converted.
     """
 
     def __init__(self, scope: Scope, place: Any, quantizable_op_type: Sequence[str] | None = None):

@@ -89,7 +89,7 @@ class QuantizationTransformPass:
         weight_quantize_func, act_quantize_func, weight_preprocess_func, act_preprocess_func,
             optimizer_func, executor: Fluid's rounding by functions of the user's; None.
 
-    Raises ValueError for another kind or operator, UnsupportedError for functions.
+    Raises ValueError for a different kind or operator, UnsupportedError for functions.
     """
 
     _supported_quantizable_op_type: ClassVar[list[str]] = list(_PRODUCTS)  # PaddleSlim reads it

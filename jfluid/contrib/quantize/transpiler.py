@@ -40,7 +40,7 @@ class QuantizeTranspiler:
         window_size: of "range_abs_max".
         moving_rate: of "moving_average_abs_max".
 
-    Raises ValueError for another kind of scale.
+    Raises ValueError for a different kind of scale.
 
     Source: Krishnamoorthi, "Quantizing deep convolutional networks for efficient inference", 2018.
     """

@@ -122,7 +122,7 @@ class SoftLabelDistiller(_Pass):
 
     Args:
         student_feature_map, teacher_feature_map: names of logits of one shape.
-        student_temperature, teacher_temperature: what logits are divided by.
+        student_temperature, teacher_temperature: divisors of the logits.
         distillation_loss_weight: the factor of the loss.
 
     Source: Hinton et al., "Distilling the knowledge in a neural network", 2015.

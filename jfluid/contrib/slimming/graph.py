@@ -109,13 +109,13 @@ class GraphWrapper:
     Args:
         program: the program; a new one when None.
         in_nodes, out_nodes: names of variables by names of the user's, as a dict or as pairs. "loss" in
-            `out_nodes` is what training makes small.
+            `out_nodes` is the loss of training.
 
     Attributes:
         program, in_nodes, out_nodes: the same.
         persistables: the variables that are kept from step to step, by name.
-        teacher_persistables: those that `merge` brought.
-        compiled_graph: what `compile` made; None before.
+        teacher_persistables: the persistable variables that `merge` brought.
+        compiled_graph: the result of `compile`; None before.
     """
 
     def __init__(self, program: Program | None = None, in_nodes: Nodes = None, out_nodes: Nodes = None):
@@ -125,7 +125,7 @@ class GraphWrapper:
         self.compiled_graph: CompiledProgram | None = None
         self.in_nodes, self.out_nodes = OrderedDict(in_nodes or ()), OrderedDict(out_nodes or ())
 
-    # What is in it
+    # Contents
     def all_parameters(self) -> list[VarWrapper]:
         return [VarWrapper(p, self) for p in self.program.all_parameters()]
 
@@ -177,7 +177,7 @@ class GraphWrapper:
         """
         return sum(_flops(op, only_conv) for op in self.ops())
 
-    # What is made from it
+    # Results
     def clone(self, for_test: bool = False) -> "GraphWrapper":
         """Return a graph of a copy of the program; `for_test` as of `Program.clone`."""
         return GraphWrapper(self.program.clone(for_test), self.in_nodes, self.out_nodes)
@@ -257,7 +257,7 @@ class GraphWrapper:
         Args:
             path: the folder.
             exe: the executor.
-            in_out: the names of what it is fed, and of what is fetched.
+            in_out: the names of feeds and of fetches.
             program_only: leave out the parameters.
         """
         self._save(path, exe, in_out[0], in_out[1], "__model__.infer", program_only)

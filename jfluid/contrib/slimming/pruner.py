@@ -14,17 +14,17 @@ class Pruner:
     """Base class of pruners."""
 
     def prune(self, param: Any) -> None:
-        """Prune a parameter: a subclass defines it; this one leaves it as it is."""
+        """Prune a parameter. A subclass overrides this method, which changes nothing."""
 
 
 class StructurePruner(Pruner):
     """A pruner of whole slices along an axis, such as the filters of a convolution.
 
     Args:
-        pruning_axis: the axis by the parameter's name; "*" stands for all others. None where each call
-            names it.
-        criterions: how important a slice is, by the parameter's name; "*" stands for all others. There
-            is "l1_norm".
+        pruning_axis: the axis by the parameter's name; "*" stands for all further parameters. None if each
+            call names the axis.
+        criterions: measure of a slice's importance, by the parameter's name; "*" stands for all further
+            parameters. The only measure is "l1_norm".
     """
 
     def __init__(self, pruning_axis: Mapping[str, int] | None, criterions: Mapping[str, str]):

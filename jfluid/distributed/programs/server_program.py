@@ -12,8 +12,8 @@ class UpdateBlock:
     """Block of a server's program.
 
     Attributes:
-        grad: the gradient that it begins with; `param` what it updates.
-        ops: its operators, without the sum over the trainers, which the server makes itself.
+        grad: the gradient that the block reads; `param` the parameter that it updates.
+        ops: the block's operators, without the sum over trainers, which the server computes itself.
         state: persistable variables that it writes, and the kept values.
         kept: with DC-ASGD: of each trainer the variable that holds the value which it got last.
     """

@@ -32,7 +32,7 @@ class LookUp:
     Attributes:
         ids: names of the tensors of ids.
         positions: names of the positions of `ids` among the distinct ids.
-        paddings: ids whose rows read as zeros in some look-ups. They always stand first.
+        paddings: ids with rows that some look-ups read as zeros. These ids always stand first.
     """
 
     table: str
@@ -75,7 +75,7 @@ class TrainerProgram:
         counts: names of counters that are sent to all servers.
         touched: with GEO: (name of ids, table) of each look-up.
         synchronous: servers wait for all trainers.
-        waits: half-asynchronous: this trainer waits for its own sends.
+        waits: half-asynchronous: this trainer waits until its sends have ended.
     """
 
     endpoints: list[str]
@@ -105,7 +105,7 @@ class TrainerProgram:
     def summed(self) -> list[str]:
         """Return the gradients to merge over the replicas before the push.
 
-        Those of looked-up rows are not: each replica has its own rows.
+        Gradients of looked-up rows are not summed: replicas look up different rows.
         """
         return [g for g, _ in self.dense] + [r.grad for r in self.rows if not r.parts]
 
@@ -121,7 +121,7 @@ def read(program: Program, endpoints: Sequence[str] = ()) -> TrainerProgram | No
     `endpoints` are the servers in the job's order, where the caller knows it.
 
     Raises UnsupportedError for programs that DistributeTranspiler does not make,
-    UntrustedOperatorError for one that was read and that nobody allowed to ask servers.
+    UntrustedOperatorError for a loaded program without permission to ask servers.
     """
     program.refuse_acting()
     ops = program.global_block().ops
@@ -260,7 +260,7 @@ class _Reader:
             if op.type == "concat" and (set(op.input("X")) <= pieces or set(op.input("X")) == set(op.output("Out"))):
                 self.gone.add(i)
 
-    # ---- what stays ----
+    # ---- the remaining operators ----
 
     def _rewrite(self) -> None:
         """Remove the operators that servers serve, and read looked-up rows at their positions."""
@@ -275,7 +275,7 @@ class _Reader:
                 if op.type in _LOOK_UP_GRADS and op.input("W")[0] in self.look_ups:
                     look_up = self.look_ups[op.input("W")[0]]
                     twin.inputs["Ids"] = [f"{op.input('Ids')[0]}@{look_up.table}"]
-                    # sparse rows of the padding are a gradient like others
+                    # padding rows have gradients, too
                     twin.attrs["padding_idx"] = -1
                 ops.append(twin)
         self.local.ops = ops

@@ -22,7 +22,7 @@ class BlockRule:
         rule: of the optimizer.
         names: the parameter, and the optimizer's state in the order of the rule's slots.
         rate: the variable of the learning rate.
-        shape: of each of them.
+        shape: shape of each piece.
     """
 
     rule: UpdateRule
@@ -39,8 +39,8 @@ class BlockRule:
 class BlockRules:
     """The updates of pieces of one kind, by one call of a kernel.
 
-    Their variables stay in the server's scope: as parts of one array, a new one after each update, so that
-    who reads the old one keeps it.
+    The variables stay in the server's scope, as parts of one array. Each update makes a new array, so that
+    readers of the old array keep their values.
 
     Args:
         rules: of the pieces.
@@ -61,7 +61,7 @@ class BlockRules:
     def update(self, gradients: Sequence[Array], learning_rate: np.float32) -> list[Array]:
         """Update by gradients of the parameters' shapes; returns the parameters' new values."""
         tensors = [self._tensor(name) for name in self._names]
-        if any(t.value is not v for t, v in zip(tensors, self._values)):  # others have set them
+        if any(t.value is not v for t, v in zip(tensors, self._values)):  # set by a load or a snapshot
             self._numbers = np.concatenate([np.ravel(t.value) for t in tensors])
         self._numbers = dense.updated(self._rule, self._numbers, gradients, learning_rate, self._widths)
         numbers = self._numbers.view()

@@ -28,7 +28,7 @@ from jfluid.scope import Scope
 from jfluid.transpiler.parameter_server.server import SYNC, copy_op
 
 Array = np.ndarray[Any, Any]
-STATE = "@STATE@"  # the block of what all updates share
+STATE = "@STATE@"  # the block of values that all updates share
 
 
 class ProgramBlock:
@@ -61,7 +61,7 @@ class ProgramBlock:
 
     def add(self, difference: Array) -> int:
         """Add to the value, past the optimizer; returns the version that it makes."""
-        with self._store.lock:  # others add at the same time
+        with self._store.lock:  # concurrent calls add, too
             return self.assign(self.read()[0] + difference)
 
     def assign(self, value: Array) -> int:
@@ -107,7 +107,7 @@ class ProgramBlock:
 
 
 _MOST_WAYS = 8  # sets of pieces that are updated together: each has a copy of their numbers
-# pieces that rules update, by kind, and the others, by name
+# pieces that rules update, by kind, and the remaining pieces, by name
 _Ways = tuple[list[tuple[BlockRules, list[ProgramBlock]]], dict[str, ProgramBlock]]
 
 
@@ -185,13 +185,13 @@ class ProgramStore(Store):
             and found.get_tensor()._is_initialized()
         ]
 
-    # ---- what the variables are of those of the program before it was divided ----
+    # ---- the variables as parts of the variables of the program before its division ----
 
     def _divided(self, server: int, shared: Sequence[str]) -> dict[str, PiecePart] | None:
         division = self._program.division
         if division is None:  # of a program that was read from a file
             return None
-        # what the division does not name every server has whole
+        # every server has the whole of variables that the division does not name
         found = {n: PiecePart(variable=n, shape=self.value(n).shape) for n in shared}
         for saved in division.variables.values():
             for piece in saved.pieces if not saved.distributed else ():
@@ -211,7 +211,7 @@ class ProgramStore(Store):
     def begins_as(self, name: str) -> PiecePart:
         """Return the piece of a divided variable that a variable begins as.
 
-        What a trainer got last (DC-ASGD) begins as the parameter does: trainers begin anew, too.
+        A trainer's last received value (DC-ASGD) begins as the parameter does: trainers begin anew, too.
         """
         assert self._pieces is not None  # else nothing is cut anew
         for block in self.blocks.values():
@@ -304,7 +304,7 @@ class ProgramStore(Store):
             if self._schedule is not None and (in_round or counts):
                 self._run(self._schedule, {})
                 self._set_rates()
-            # What may fail first, and all of it before the first row changes.
+            # Work that may fail comes before the change of the first row.
             updates = [(self._row_updates[u.table], u) for u in sparse]
             ready = [
                 (update, update.prepare(self.tables[u.table], u.ids, u.values, u.learning_rate))
@@ -368,7 +368,7 @@ class ProgramStore(Store):
 
     def _piece(self, name: str) -> ProgramBlock:
         block = self.blocks[name]
-        assert isinstance(block, ProgramBlock)  # of others gradients are refused
+        assert isinstance(block, ProgramBlock)  # gradients of further kinds of blocks were refused
         return block
 
     def _alone(self, ops: Sequence[Operator]) -> Program:
@@ -432,7 +432,7 @@ class WholeTable:
         raise errors.ServerError(f"{self.name} is a table: it takes gradients by rows")
 
     def add(self, difference: Array) -> int:
-        """Add to all rows, past the optimizer; returns a version that was never seen."""
+        """Add to all rows without the optimizer; returns a new version."""
         self._table.add(np.arange(self.shape[0], dtype=np.int64), difference.reshape(self.shape[0], -1))
         return self.version
 

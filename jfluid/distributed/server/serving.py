@@ -38,13 +38,13 @@ class Serving(Runner):
             FetchError, FeedError: a server's program takes and gives nothing.
             UninitializedError: the startup program was not run in this scope.
             SecretError: there is no secret for a server that other machines can reach.
-            ServerError: the port is taken, or what the environment says (see
-                jfluid.environment.process) is wrong or cannot be.
+            ServerError: the port is taken, or a variable of the environment (see
+                jfluid.environment.process) is wrong.
         """
         from jfluid.distributed.server.program_store import ProgramStore
         from jfluid.ps_server import server_log
         from jfluid.ps_server.client import credentials_of
-        from jfluid.ps_server.recovery import Peers
+        from jfluid.ps_server.recovery import PeerServers
         from jfluid.ps_server.server import Server
 
         if feed or fetches:
@@ -74,7 +74,7 @@ class Serving(Runner):
             server = Server(settings, store)
             writer = None
             if snapshots is not None:
-                peers = Peers(
+                peers = PeerServers(
                     endpoints, number, token, credentials_of(**client_options()), flags.get("FLAGS_rpc_deadline") / 1000
                 )
                 writer = snapshots.writer(server, peers)

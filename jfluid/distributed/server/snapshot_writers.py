@@ -5,7 +5,7 @@ folder too: with it they keep pushes for each server, to send them again, and in
 training all servers apply a round or none does, so that a trainer may be killed at any moment.
 
 In synchronous training the servers cut at the same rounds (see jfluid.ps_server.recovery);
-otherwise each writes its own.
+otherwise each server chooses the time of its snapshots.
 """
 
 import contextlib
@@ -20,7 +20,7 @@ from jfluid import errors
 from jfluid.security import snapshot_owner
 
 if TYPE_CHECKING:
-    from jfluid.ps_server.recovery import Peers
+    from jfluid.ps_server.recovery import PeerServers
     from jfluid.ps_server.server import Server
     from jfluid.ps_server.service import Service
 
@@ -33,8 +33,8 @@ class ServerSnapshots:
     Args:
         folder: this server's own.
         every_s: seconds between two.
-        restore: the server goes on from what it finds there.
-        restarted: its launcher has started it again.
+        restore: True if the server continues from a snapshot in the folder.
+        restarted: True if the launcher has started the server again.
         peers: the folders of the job's other servers.
     """
 
@@ -87,7 +87,7 @@ class ServerSnapshots:
         with snapshot_owner.claimed(self.folder, token, self._restarted, earlier, self._peers) as job:
             yield job
 
-    def writer(self, server: "Server", peers: "Peers") -> "Writer":
+    def writer(self, server: "Server", peers: "PeerServers") -> "Writer":
         """Return the writer of the snapshots: together with the other servers, or alone."""
         return _RoundWriter(self, server, peers) if server.store.synchronous else _PeriodicWriter(self, server)
 
@@ -99,7 +99,7 @@ class Writer(ABC):
     def begin(self) -> None:
         """Go on from a snapshot if the server was started again.
 
-        Raises ServerError when that is another program's, or when the servers cannot agree.
+        Raises ServerError if the snapshot belongs to a different program, or if the servers cannot agree.
         """
 
     @abstractmethod
@@ -167,7 +167,7 @@ class _PeriodicWriter(Writer):
 class _RoundWriter(Writer):
     """Writes the snapshots that all servers of a synchronous job take after the same rounds."""
 
-    def __init__(self, snapshots: ServerSnapshots, server: "Server", peers: "Peers"):
+    def __init__(self, snapshots: ServerSnapshots, server: "Server", peers: "PeerServers"):
         from jfluid.ps_server.recovery import Coordinator
         from jfluid.ps_server.round_snapshots import RoundSnapshots
 
@@ -180,7 +180,7 @@ class _RoundWriter(Writer):
         if self._coordinator is not None:
             trainer_group.on_leave = self._coordinator.hurry
         if snapshots.restore:
-            service.ready.clear()  # until it is known what to go on from
+            service.ready.clear()  # until the snapshot to restore is known
             self._own.look()
         else:
             self._own.decide(0)

@@ -21,8 +21,8 @@ class CompiledFunction:
 
     Args:
         ops: the operators, in order.
-        wanted: names of what it returns.
-        device: where it runs.
+        wanted: names of the results.
+        device: the device of the function.
 
     Attributes:
         reads: names of the values that it takes.
@@ -58,7 +58,7 @@ class CompiledFunction:
     def shapes(self, values: Mapping[str, Any]) -> dict[str, Any]:
         """Return the results' jax.ShapeDtypeStruct for arguments of such shapes.
 
-        Raises what an operator does.
+        Raises the errors of the operators.
         """
         key = jax.ShapeDtypeStruct((2,), np.uint32) if self.draws else None
         with jax.enable_x64(True):

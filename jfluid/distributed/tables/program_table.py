@@ -28,7 +28,7 @@ class ProgramTable(SparseTable):
     """A table of a server's program.
 
     Attributes:
-        rate: the variable of its learning rate; empty where trainers send differences.
+        rate: the variable of the learning rate; empty if trainers send differences.
         variables: of each slot.
         powers: the variables that hold powers of constants, which follow from the number of steps.
     """

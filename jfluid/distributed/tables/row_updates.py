@@ -37,10 +37,10 @@ class Parts:
     """The variables of a table's update.
 
     Attributes:
-        slots: those that have a row for each of the parameter's.
-        numbers: other persistable ones that are read.
-        written: all that are written.
-        spread: the table is distributed: this server has rows by their ids, in place of a stretch.
+        slots: variables with a row for each row of the parameter.
+        numbers: further persistable variables that the update reads.
+        written: variables that the update writes.
+        spread: True if the table is distributed: this server has rows by ids, and no range of rows.
     """
 
     update: UpdateBlock
@@ -51,7 +51,7 @@ class Parts:
 
     @classmethod
     def of(cls, update: UpdateBlock) -> "Parts":
-        """Return the parts of an update.
+        """Return the names of the values of an update, by their role.
 
         Raises UnsupportedError for a parameter that is no float32 matrix.
         """
@@ -88,7 +88,7 @@ class Parts:
         return tuple(self.update.block.var_recursive(self.update.param).shape)
 
     def described(self, name: str) -> Any:
-        """Return the shape and dtype of a variable, without a value."""
+        """Return an abstract array with the shape and dtype of a variable."""
         var = self.update.block.var_recursive(name)
         return jax.ShapeDtypeStruct(var.shape, var.np_dtype)
 
@@ -97,9 +97,9 @@ class UpdateByRule:
     """The table's compiled rule; the operators before the optimizer change the gradient, or make the learning rate.
 
     Attributes:
-        optimizer: what the table's spec says of it.
-        rate: the variable that the table's learning rate follows; empty for none.
-        alone: updates must not run side by side: they change variables that all rows share.
+        optimizer: the optimizer of the table's spec.
+        rate: the variable of the table's learning rate; empty for none.
+        alone: True if updates must not run concurrently, since they change variables that all rows share.
     """
 
     alone = False
@@ -146,7 +146,7 @@ class UpdateByRule:
 class UpdateByFunction:
     """The block's operators, compiled as a function of rows.
 
-    The attributes are those of `UpdateByRule`.
+    For attributes see `UpdateByRule`.
     """
 
     alone = True
@@ -251,7 +251,7 @@ def row_update_of(
     """Return how a block of a server's program updates its table.
 
     Args:
-        first_value: what the rows of a slot begin with.
+        first_value: the initial value of the rows of a slot.
         tensor: a variable of the server's scope.
         seed: of the program's random numbers.
         device: where functions run; asked for when one is needed.

@@ -25,20 +25,20 @@ class Communicator:
 
     Args:
         program: a trainer's program, that `DistributeTranspiler.get_trainer_program` returned.
-        mode: of `DistributedMode`: SYNC (each step waits for all trainers), HALF_ASYNC (each step
-            computes with what came back for the gradients of the one before), ASYNC (a thread sends
-            and receives), GEO (trainers update alone).
-        kwargs: of GEO: {"trainers": how many, "push_nums": steps between two exchanges};
-            "push_vars" has no effect: the programs say where parameters are.
+        mode: a mode of `DistributedMode`: SYNC (each step waits for all trainers), HALF_ASYNC (each step
+            computes with the parameters after the gradients of the step before), ASYNC (a thread sends
+            and receives), GEO (trainers update locally).
+        kwargs: for GEO: {"trainers": number of trainers, "push_nums": steps between two exchanges};
+            "push_vars" has no effect: the programs have the places of parameters.
         envs: settings by Fluid's names, which come before the flags of the same names:
-            communicator_send_queue_size (steps whose gradients may wait to be merged),
-            communicator_max_merge_var_num (steps whose gradients are sent together),
-            communicator_send_wait_times (when no more come for so many hundredths of a second,
-            those that are there are sent), communicator_is_sgd_optimizer (gradients that are sent
-            together are added up, else averaged), communicator_min_send_grad_num_before_recv
+            communicator_send_queue_size (number of steps with gradients that wait to be merged),
+            communicator_max_merge_var_num (number of steps with gradients in one call),
+            communicator_send_wait_times (hundredths of a second to wait for more gradients before
+            sending), communicator_is_sgd_optimizer (merged gradients are added up, otherwise
+            averaged), communicator_min_send_grad_num_before_recv
             (gradients, of one parameter and step each, after which parameters are received again),
-            communicator_prefetch_depth (batches of a dataset whose rows are pulled ahead; 0:
-            nothing of a step goes on while another begins). communicator_thread_pool_size,
+            communicator_prefetch_depth (batches of a dataset with rows pulled ahead; 0:
+            steps do not overlap). communicator_thread_pool_size,
             communicator_independent_recv_thread, communicator_fake_rpc and
             communicator_merge_sparse_grad have no effect: one thread sends and receives.
 
@@ -112,7 +112,7 @@ class Communicator:
     def seconds(self) -> dict[str, float]:
         """Return the seconds of the trainer's steps by part: rows, feed, compute, gradients, exchange, install.
 
-        Within rows and exchange, or beside the steps in another thread, are encode, call and decode: the parts of
+        Within rows and exchange, or beside the steps in a different thread, are encode, call and decode: the parts of
         its calls to servers.
 
         Raises ServerError when no server answers to a communicator that was never started.

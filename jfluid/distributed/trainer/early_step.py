@@ -70,7 +70,7 @@ class EarlyStep:
     def finish(self, found: "Mapping[str, PulledRows]", parameters: Mapping[str, Array]) -> Prepared | None:
         """Give the step its rows and parameters; None if the step was prepared for different ones.
 
-        Raises what was wrong with the feed.
+        Raises the error of the feed.
         """
         if self._failed is not None:
             raise self._failed

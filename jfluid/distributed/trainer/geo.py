@@ -56,7 +56,7 @@ class Geo(Strategy):
             )
         self._every, self._trainers = every, trainers
         self._steps = 0
-        # what was last known of the servers' values, by parameter
+        # the last known values of the servers, by parameter
         self._known: dict[str, Array] = {}
         self._tables: set[str] = set()
         # of each step its ids, each once

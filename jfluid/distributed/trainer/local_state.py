@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
     from jfluid.ps_server import ps_pb2 as pb
 
-LARGEST = 8 << 20  # bytes; they travel with every step
+LARGEST = 8 << 20  # bytes, which every step sends
 _DTYPES = {str(dtype): dtype for dtype in ELEMENTS}
 _LOG = logging.getLogger(__name__)
 _SAID = weakref.WeakSet[Scope]()  # scopes with too large a state
@@ -88,7 +88,7 @@ def packed(program: TrainerProgram, scope: Scope, round: int, sizes: SizeHistori
 def install(state: "pb.TrainerState", scope: Scope, sizes: SizeHistories) -> None:
     """Restore the trainer's state into a scope, and histories of padded sizes.
 
-    Raises ServerError for a state that is damaged, or of another program.
+    Raises ServerError for a state that is damaged, or of a different program.
     """
     values = []
     for variable in state.variables:

@@ -9,7 +9,7 @@ from jfluid.distributed.wire import connections
 from jfluid.distributed.wire.connections import TrainerConnection
 from jfluid.engine import Engine, Fetched
 from jfluid.ir.program import Program
-from jfluid.parallel.data_parallel import DataParallel
+from jfluid.parallel.data_parallel import DataParallelProgram
 from jfluid.scope import Scope
 from jfluid.transpiler.parameter_server import remote_look_ups
 from jfluid.transpiler.parameter_server.layout import LOOK_UP
@@ -21,10 +21,12 @@ class RowReader(Trainer):
     It creates none, and the servers take it for no trainer.
     """
 
-    def run(self, feed: Any, fetches: list[str], scope: Scope, parallel: DataParallel | None = None) -> list[Fetched]:
+    def run(
+        self, feed: Any, fetches: list[str], scope: Scope, parallel: DataParallelProgram | None = None
+    ) -> list[Fetched]:
         """Run the program after the pending exchanges of this process's trainers.
 
-        Raises what `Trainer.run` does.
+        Raises the errors of `Trainer.run`.
         """
         connections.settle(self.program.endpoints, self.program.trainer_id)
         return super().run(feed, fetches, scope, parallel)

@@ -36,8 +36,8 @@ def merged(
 
     Args:
         values: of the step.
-        rows: that were looked up; None where the parameter is here whole.
-        inverse: where the ids of each look-up are among them.
+        rows: the looked-up rows; None if the trainer has the whole parameter.
+        inverse: positions of the ids of each look-up among the rows.
     """
     from jfluid.ps_server import kernels
 
@@ -53,7 +53,7 @@ def merged(
         grads = np.concatenate([array_of(v).reshape(-1, width) for _, g in sent.parts for v in values[g]])
     where = at.astype(np.int32, copy=False)
     total = kernels.summed(grads, where, len(rows.ids))
-    # they were asked for, whether in this batch or not
+    # ids of the padding are always requested
     if sent.parts and sent.look_up is not None and sent.look_up.paddings:
         used = np.bincount(where, minlength=len(rows.ids)) > 0
         return rows.ids[used], total[used]

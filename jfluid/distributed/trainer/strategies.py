@@ -58,7 +58,7 @@ def send(
         wanted,
         round=round,
         state=state,
-        or_no_rows=True,  # they are of the next step, and must not cost this one its gradients
+        or_no_rows=True,  # rows are of the next step: a refusal must not lose the gradients of this step
         merged=True,
     )
 
@@ -84,10 +84,10 @@ class Direct(Strategy):
     """Strategy of one call a step.
 
     Args:
-        synchronous: it waits for all trainers, whose gradients are averaged; None for what the
-            program's operators say.
-        pending: the call is pending while the next step begins, and brings its rows, too; unless
-            the prefetch depth is 0. A round always is: nobody computes before it is applied.
+        synchronous: True if servers wait for all trainers and average the gradients; None for the mode of the
+            program's operators.
+        pending: True if the call is pending while the next step begins, and brings its rows, too, unless
+            the prefetch depth is 0. Calls of a round are always pending: trainers wait until it is applied.
     """
 
     def __init__(self, synchronous: bool | None = None, pending: bool = False):
@@ -162,7 +162,7 @@ class Async(Strategy):
     def __init__(self, settings: AsyncSettings):
         self._settings = settings
         self._queue: queue.Queue[tuple[TrainerConnection, TrainerProgram, Gradients] | None] = queue.Queue()
-        self._taken = threading.Condition()  # something has left the queue
+        self._taken = threading.Condition()  # an item has left the queue
         self._fresh: dict[str, Array] = {}
         self._lock = threading.Lock()
         self._last: tuple[TrainerConnection, TrainerProgram, Scope] | None = None
@@ -180,12 +180,12 @@ class Async(Strategy):
     def push(
         self, connection: TrainerConnection, program: TrainerProgram, gradients: Gradients, scope: Scope
     ) -> dict[str, Array]:
-        # The thread reads them when this step's buffers may have been used again.
+        # The thread reads the gradients when this step's buffers may be in use again.
         self._last = connection, program, scope
         own = Gradients({n: np.array(v) for n, v in gradients.dense.items()}, gradients.rows, gradients.counts)
         self._check()
         self._queue.put((connection, program, own))
-        # Now, not before the next put: so what came back for the step before is there to go on with.
+        # Now, not before the next put: so the parameters of the step before have arrived.
         with self._taken:
             while self._queue.qsize() >= self._settings.queue_size:
                 self._check()
@@ -257,7 +257,7 @@ class Merged:
     """Gradients of several steps, added up or averaged to one step. Counts are added up.
 
     Attributes:
-        steps: how many they are.
+        steps: number of the steps.
     """
 
     def __init__(self, sums: bool):

@@ -26,7 +26,7 @@ from jfluid.distributed.wire.connections import Gradients, Strategy, TrainerConn
 from jfluid.engine import Engine, Fetched, Owned, Prepared, Runner
 from jfluid.ir.program import Program
 from jfluid.lod_tensor import LoDTensor
-from jfluid.parallel.data_parallel import DataParallel
+from jfluid.parallel.data_parallel import DataParallelProgram
 from jfluid.scope import Scope
 
 if TYPE_CHECKING:
@@ -43,10 +43,10 @@ class StepInput:
     """Input of a step.
 
     Attributes:
-        program: what is run, without operators that step_input.
-        feeds: one for all devices, or one for each.
-        divides: whether there is one for all.
-        owned: nobody writes to them any more.
+        program: the program to run, without its reader operators.
+        feeds: one feed for all devices, or a feed for each device.
+        divides: True if one feed is divided among all devices.
+        owned: True if the buffers of the feeds do not change any more.
     """
 
     program: Program
@@ -60,10 +60,10 @@ class PrefetchedBatch:
     """Batch with rows that were requested ahead of the step.
 
     Attributes:
-        batch: as it was given.
-        read: what is fed of it.
-        asked: of each table all ids, and the tensors that each feed has of them.
-        rows: by table; and as a step has them, on its device, where they were brought there.
+        batch: the batch of the reader.
+        read: the feeds of the batch.
+        asked: for each table all ids, and the id tensors of each feed.
+        rows: rows by table; on the step's device, if they were copied there.
     """
 
     batch: Mapping[str, Any]
@@ -76,8 +76,8 @@ class Trainer(Runner):
     """Runs one trainer's program.
 
     Args:
-        program: what the program asks of servers.
-        engine: runs what is left of it.
+        program: the calls of the program to servers.
+        engine: runs the remaining program.
     """
 
     def __init__(self, program: TrainerProgram, engine: Engine):
@@ -86,10 +86,12 @@ class Trainer(Runner):
         self._asking: dict[tuple[str, ...], Program] = {}
         self._placer = FeedPlacer()
 
-    def run(self, feed: Any, fetches: list[str], scope: Scope, parallel: DataParallel | None = None) -> list[Fetched]:
+    def run(
+        self, feed: Any, fetches: list[str], scope: Scope, parallel: DataParallelProgram | None = None
+    ) -> list[Fetched]:
         """Run the program once, or as often as the settings of `parallel` say.
 
-        Raises what `Executor.run` raises, and ServerError when a server refuses or does not answer.
+        Raises the errors of `Executor.run` , and ServerError when a server refuses or does not answer.
         """
         times = parallel.repeats if parallel is not None else 1
         devices = self._devices(parallel)
@@ -101,13 +103,13 @@ class Trainer(Runner):
             ahead = None  # the rows have changed since
         return [Fetched(n, v, divided=parallel is not None) for n, v in zip(fetches, values, strict=True)]
 
-    def _devices(self, parallel: DataParallel | None) -> DataParallel | None:
+    def _devices(self, parallel: DataParallelProgram | None) -> DataParallelProgram | None:
         """Return the replicas' devices; None for the engine's own device."""
         if parallel is not None:
             self._engine.start(parallel)
         return None if parallel is None or parallel.alone else parallel
 
-    def _read(self, feed: Any, devices: DataParallel | None) -> StepInput:
+    def _read(self, feed: Any, devices: DataParallelProgram | None) -> StepInput:
         """Return the feeds. A program's own reader gives its next batch."""
         # Gradients are waited for: by then nothing reads the feeds any more.
         owned = isinstance(feed, Owned) or bool(self.program.sent(devices is not None))
@@ -123,7 +125,7 @@ class Trainer(Runner):
     def counts(self) -> AbstractContextManager[Callable[[], dict[str, int]]]:
         return RowCount(self._connected().client) if self.program.tables else nullcontext(dict)
 
-    def prefetch(self, batches: Iterable[Any], parallel: DataParallel | None = None) -> Iterator[Any]:
+    def prefetch(self, batches: Iterable[Any], parallel: DataParallelProgram | None = None) -> Iterator[Any]:
         connection = self._connected()
         batches = _untrained(connection, batches) if self.program.trains else batches
         strategy, depth = connection.strategy or DIRECT, connection.prefetch_depth
@@ -136,7 +138,7 @@ class Trainer(Runner):
         with ThreadPoolExecutor(1, thread_name_prefix="jfluid-prefetch") as thread:
             try:
                 for batch in batches:
-                    # what the program computes itself is known in its step
+                    # ids that the program computes are known in its step
                     known = names <= set(batch)
                     waiting.append(self._request(connection, strategy, devices, batch, thread) if known else batch)
                     if len(waiting) > depth:
@@ -149,7 +151,7 @@ class Trainer(Runner):
         self,
         connection: TrainerConnection,
         strategy: Strategy,
-        devices: DataParallel | None,
+        devices: DataParallelProgram | None,
         batch: Any,
         thread: ThreadPoolExecutor,
     ) -> PrefetchedBatch:
@@ -173,7 +175,7 @@ class Trainer(Runner):
     ) -> "Mapping[str, PulledRows]":
         if self.program.trains or not ids:
             return strategy.pull(connection, ids)
-        # an evaluation leaves tables as they are
+        # an evaluation does not change tables
         return connection.client.pull(ids, train=False).rows
 
     def _step(
@@ -181,7 +183,7 @@ class Trainer(Runner):
         step_input: StepInput,
         fetches: Sequence[str],
         scope: Scope,
-        devices: DataParallel | None,
+        devices: DataParallelProgram | None,
         ahead: PrefetchedBatch | None,
     ) -> list[list[Any]]:
         program, connection = self.program, self._connected()
@@ -248,7 +250,7 @@ class Trainer(Runner):
         # a startup program, which has just begun the running statistics anew
         if not program.trains:
             self._resume(self._connected(), scope)
-        # there they lie where NumPy reads them
+        # on a CPU NumPy reads the rows in place
         if program.trains and self._engine.device.platform != "cpu":
             _start_copies(v for name, _ in program.dense for v in values[name][:1])
             _start_copies(v for rows in program.rows for g in rows.names(replicas) for v in values[g])
@@ -260,7 +262,7 @@ class Trainer(Runner):
         step_input: StepInput,
         feeds: list[Feed],
         names: list[str],
-        devices: DataParallel | None,
+        devices: DataParallelProgram | None,
         asked: Mapping[str, tuple[Array, list[list[LoDTensor]]]],
     ) -> "tuple[RowRequest, EarlyStep]":
         """Return a step's request for rows, and the step itself, prepared while servers answer."""
@@ -274,7 +276,7 @@ class Trainer(Runner):
             lambda feed: self._prepare(step_input, [feed], names, devices),
             [known[name] for name in self._only_read],
         )
-        # others hold feeds that are not owned; replicas divide them
+        # feeds that are not owned may change; replicas divide feeds
         if self.program.trains and devices is None and step_input.owned and step_input.divides:
             wanted.meanwhile = early.begin
         return wanted, early
@@ -292,7 +294,7 @@ class Trainer(Runner):
         return feeds[0], rows, inverse
 
     def _prepare(
-        self, step_input: StepInput, feeds: list[Feed], names: list[str], devices: DataParallel | None
+        self, step_input: StepInput, feeds: list[Feed], names: list[str], devices: DataParallelProgram | None
     ) -> Prepared:
         """Prepare the program without the servers' part; replicas merge sent values."""
         feed: Any = feeds[0] if step_input.divides else feeds

@@ -115,29 +115,28 @@ class TrainerConnection:
         calls: the client, whatever is in flight.
         rounds: how many rounds of synchronous training this trainer has done.
         recovers: the job writes snapshots, so that its processes may be started again.
-        careful: all servers are to have a round's gradients before one of them applies it.
-        resumed: what only this trainer had in an earlier life, to go on with; None for a trainer
+        careful: True if all servers must have a round's gradients before any server applies the round.
+        resumed: local state of this trainer's earlier life; None for a trainer
             that begins.
         sizes: histories of the padded sizes of steps in rounds.
         batches_to_skip: how many more batches of datasets were trained before this process was
             started again.
-        strategy: how gradients go out and parameters come in; None for what the program's own
-            operators say.
-        prefetch_depth: batches of a dataset whose rows are pulled ahead, where the strategy lets
-            that be; 0: nothing of a step goes on while another begins.
+        strategy: how gradients are sent and parameters received; None for the operators of the program.
+        prefetch_depth: number of batches of a dataset with rows pulled ahead, if the strategy allows
+            it; 0: steps do not overlap.
         params: parameters that come from servers.
-        laps: where the time of its steps goes.
-        users: the engines that use it, and leave it when they are closed.
+        laps: times of the phases of a step.
+        users: the engines that use the connection; a closed engine leaves it.
         left: the goodbye has been said.
 
     Args:
-        observes: it only reads what servers have, and is none of the job's trainers.
+        observes: True if it only reads values of servers, and is no trainer of the job.
     """
 
     def __init__(self, endpoints: Sequence[str], trainer: int, observes: bool = False):
         from jfluid.ps_server.client import Client
 
-        # Before the client's threads: with heaps of theirs, a step's blocks would lie in those.
+        # Before the client's threads: threads with separate heaps would take a step's blocks.
         heap.keep_for_steps()
         self.endpoints, self.trainer = list(endpoints), trainer
         self.calls = Client(
@@ -210,7 +209,7 @@ class TrainerConnection:
         """
         with self._entering:
             if not self._enters:
-                self.calls.enter()  # the earlier life adds nothing to what servers say from here on
+                self.calls.enter()  # from here on servers refuse calls of the earlier life
                 self.rounds = self._agreed()
                 self.resumed = self._resumed()
                 self._enters = True
@@ -230,8 +229,8 @@ class TrainerConnection:
     def _agreed(self) -> int:
         """Return the number of rounds that all servers have applied.
 
-        A trainer that was killed may have left its gradients of one more round at all servers, and
-        confirmed them at some: then they are confirmed at the others. Raises RollbackError where
+        A killed trainer may have sent its gradients of one more round to all servers, and
+        confirmed the round at some servers: then it is confirmed at the remaining servers. Raises RollbackError if
         servers are further apart: the gradients of the rounds between were this trainer's, and are
         gone with it.
         """
@@ -296,11 +295,11 @@ class TrainerConnection:
 
 
 _connections: dict[tuple[tuple[str, ...], int], TrainerConnection] = {}
-# Number of one who is no trainer, among the connections.
+# Trainer number of connections that only read.
 _OBSERVER = -1
 _lock = threading.Lock()
 _making: dict[tuple[tuple[str, ...], int], threading.Lock] = {}
-# what to do with connections as soon as they are made
+# functions to call with new connections
 _awaited: dict[tuple[tuple[str, ...], int], Callable[[TrainerConnection], None]] = {}
 
 
@@ -338,9 +337,7 @@ def cancel(program: TrainerProgram) -> bool:
 def borrow(endpoints: Sequence[str], trainer: int, user: object) -> TrainerConnection:
     """Return a trainer's connection for a single request to the servers.
 
-    `user` leaves it later if nobody else has it.
-
-    The servers may be named in another order than the job's where the connection is there.
+    `user` leaves a new connection later. If the connection exists, the order of `endpoints` does not matter.
     """
     with _lock:
         for (there, number), connection in _connections.items():

@@ -73,7 +73,7 @@ class Exchange:
     def finish(self) -> None:
         """Wait until the parameters are there.
 
-        Raises what sending raised; then they are as they were before.
+        Raises the error of sending; then the gradients do not change.
         """
         self.send()
         with self._lock:

@@ -37,7 +37,7 @@ def dtype_of(value: Any) -> VarType:
 
 
 def number(value: Any, dtype: VarType | None = None, shape: tuple[int, ...] = (1,)) -> Variable:
-    """Append a constant to the current block; a NumberVariable where no `dtype` is told."""
+    """Append a constant to the current block; a NumberVariable if no `dtype` is given."""
     block = default_main_program().current_block()
     kind = NumberVariable if dtype is None else Variable
     out = kind(block, name=unique_name.generate("python_number"))

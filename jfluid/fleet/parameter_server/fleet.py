@@ -65,7 +65,7 @@ class DistributedTranspiler(Fleet):
             role_maker: PaddleCloudRoleMaker, UserDefinedRoleMaker or GeneralRoleMaker; None is
                 MPISymetricRoleMaker, as in Fluid.
 
-        Raises what `Fleet.init` raises, and ProgramError for a job without parameter servers.
+        Raises the errors of `Fleet.init` , and ProgramError for a job without parameter servers.
         """
         if role_maker is None:
             role_maker = MPISymetricRoleMaker()
@@ -75,7 +75,7 @@ class DistributedTranspiler(Fleet):
                 "fleet.init: this is the fleet of jobs with parameter servers, and the role maker tells "
                 "of none; fluid.incubate.fleet.collective has the fleet of other jobs"
             )
-        self._executor = Executor(CPUPlace())  # a server's, and what says goodbye for a trainer
+        self._executor = Executor(CPUPlace())  # runs a server, and says goodbye for a trainer
 
     def _prepared(self, method: str, server: bool) -> tuple[Executor, Program]:
         """Return the executor and the main program, for a method of one role.
@@ -121,7 +121,7 @@ class DistributedTranspiler(Fleet):
         _, program = self._prepared("init_worker", server=False)
         if self._communicator is not None:
             raise errors.ProgramError("fleet.init_worker: the communicator runs already; fleet.stop_worker ends it")
-        # `strategy_of` takes no others
+        # `strategy_of` accepts no strategy without a mode
         assert self._strategy is not None and self._strategy.mode is not None
         envs = self._strategy.get_trainer_runtime_config().get_communicator_flags()
         communicator = Communicator(program, self._strategy.mode, self._communicator_arguments(), envs)
@@ -193,7 +193,7 @@ class DistributedTranspiler(Fleet):
 
     def _transpile(self, strategy: DistributedStrategy, main: Program, startup: Program) -> None:
         """Make the programs of this process."""
-        strategy.check_program_config()  # they may have been changed after they were set
+        strategy.check_program_config()  # the fields may have changed since
         strategy.check_trainer_runtime_config()
         config = strategy.get_program_config()
         deadline = strategy.get_trainer_runtime_config().runtime_configs["rpc_deadline"]
@@ -202,8 +202,8 @@ class DistributedTranspiler(Fleet):
         endpoints = self._role.get_pserver_endpoints()
         transpiler = DistributeTranspiler(config)
         origin = main.clone()
-        # A server's programs are the same for all trainers, and its own number may be larger than
-        # theirs.
+        # A server's programs are the same for all trainers, and the server's number may be larger than every
+        # trainer's.
         transpiler.transpile(
             0 if server else self.worker_index(),
             main,
@@ -250,7 +250,7 @@ class DistributedTranspiler(Fleet):
                 or `fleet.main_program`, the one in which the loss was minimised, before it was
                 divided.
 
-        Raises TypeError for arguments of another type, ProgramError on a server and before a loss
+        Raises TypeError for arguments of a wrong type, ProgramError on a server and before a loss
         was minimised.
         """
         trainer = self._saved("save_inference_model", executor, main_program)
@@ -271,7 +271,7 @@ class DistributedTranspiler(Fleet):
         Args:
             main_program: a trainer's program; `fleet.main_program` when None.
 
-        Raises TypeError for arguments of another type, ProgramError on a server and before a loss
+        Raises TypeError for arguments of a wrong type, ProgramError on a server and before a loss
         was minimised.
         """
         trainer = self._saved("save_persistables", executor, main_program)
@@ -302,8 +302,8 @@ class DistributedTranspiler(Fleet):
         """Drop rows that no update has touched for a while; returns how many.
 
         Args:
-            name: a table; all of them when None.
-            age: rows that none of the table's last `age` updates has touched are dropped.
+            name: a table; None for all tables.
+            age: rows without an update in the table's last `age` updates are dropped.
 
         Raises ProgramError on a server and before a loss was minimised.
         """
@@ -331,7 +331,7 @@ class TranspilerOptimizer(DistributedOptimizer):
             SyncStrategy when None.
         owner: the fleet; `fleet` when None.
 
-    Raises TypeError for arguments of other types (16-bit optimizers are among them), ProgramError
+    Raises TypeError for arguments of wrong types (16-bit optimizers are among them), ProgramError
     for a config that contradicts itself.
     """
 
@@ -361,8 +361,8 @@ class TranspilerOptimizer(DistributedOptimizer):
             The update operators, and pairs of parameters and gradients.
 
         Raises TypeError for a list of losses or programs, ProgramError before `fleet.init`,
-        TimeoutError when servers do not listen within FLAGS_rpc_deadline, and what
-        `DistributeTranspiler.transpile` raises.
+        TimeoutError when servers do not listen within FLAGS_rpc_deadline, and the errors of
+        `DistributeTranspiler.transpile`.
         """
         if not isinstance(loss, Variable):
             raise TypeError(f"minimize, loss: expected one Variable, found {type(loss).__name__}")

@@ -24,7 +24,7 @@ _FIELDS = (
     "rpc_retry_times",
     PREFETCH_DEPTH,
 )
-# As many as a trainer has replicas; others begin as their flags do.
+# Fields that begin with the number of a trainer's replicas; the remaining fields begin with the value of a flag.
 _OF_REPLICAS = (
     "communicator_max_merge_var_num",
     "communicator_send_queue_size",

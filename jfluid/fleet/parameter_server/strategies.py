@@ -44,7 +44,7 @@ class DistributedStrategy:
     """
 
     mode: int | None = None  # of DistributedMode
-    # What the strategy sets in the DistributeTranspilerConfig, beyond what all of them do.
+    # Fields of the DistributeTranspilerConfig that the strategy sets, beyond the fields of all strategies.
     _forced: ClassVar[dict[str, Any]] = {}
     _barrier = False  # replicas wait for each other
 
@@ -101,7 +101,7 @@ class DistributedStrategy:
         """Set the DistributeTranspilerConfig, or fields of it, and check it.
 
         Raises TypeError for anything else, ProgramError for a field that does not exist, has a
-        value of another type, or belongs to another strategy.
+        value of a wrong type, or belongs to another strategy.
         """
         self._program_config = self._taken(config, self._program_config, "program_config")
         self.check_program_config()
@@ -165,7 +165,7 @@ class DistributedStrategy:
     def set_server_runtime_config(self, config: ServerRuntimeConfig | Mapping[str, Any]) -> None:
         """Set the ServerRuntimeConfig, or fields of it.
 
-        Raises what `set_trainer_runtime_config` raises.
+        Raises the errors of `set_trainer_runtime_config` .
         """
         self._server_runtime_config = self._taken(config, self._server_runtime_config, "server_runtime_config")
         self.check_server_runtime_config()
@@ -182,7 +182,7 @@ class DistributedStrategy:
     def set_build_strategy(self, config: BuildStrategy | Mapping[str, Any]) -> None:
         """Set the BuildStrategy, or fields of it, and check it.
 
-        Raises what `set_trainer_runtime_config` raises.
+        Raises the errors of `set_trainer_runtime_config` .
         """
         self._build_strategy = self._taken(config, self._build_strategy, "build_strategy")
         self.check_build_strategy()
@@ -201,7 +201,7 @@ class DistributedStrategy:
     def set_execute_strategy(self, config: ExecutionStrategy | Mapping[str, Any]) -> None:
         """Set the ExecutionStrategy, or fields of it, and check it.
 
-        Raises what `set_trainer_runtime_config` raises.
+        Raises the errors of `set_trainer_runtime_config` .
         """
         self._execute_strategy = self._taken(config, self._execute_strategy, "execute_strategy")
         self.check_execute_strategy()
@@ -220,8 +220,8 @@ class DistributedStrategy:
     def set_debug_opt(self, opt_info: Mapping[str, Any]) -> None:
         """Set the values that trainers write to files during training from a dataset.
 
-        Nothing is written, as by the workers (Hogwild) that Fluid has for such a job, which leave empty
-        files: a setting that asks for more warns.
+        Nothing is written: Fluid's workers (Hogwild) write empty files for such a job, too.
+        A setting that asks for more warns.
 
         Args:
             opt_info: the fields dump_slot, dump_converter, dump_fields, dump_file_num,
@@ -276,7 +276,7 @@ class GeoStrategy(DistributedStrategy):
     """Trainers update by themselves, and exchange differences of parameters with the servers.
 
     Args:
-        update_frequency: after how many steps they exchange, at least 1.
+        update_frequency: number of steps between exchanges, at least 1.
 
     Raises ProgramError for another update_frequency.
     """

@@ -36,7 +36,7 @@ def roi_align(
     Returns:
         [boxes, C, pooled_height, pooled_width].
 
-    Raises ShapeError for other shapes, and, when the program runs, for another number of images.
+    Raises ShapeError for other shapes, and, when the program runs, for a different number of images.
     Source: He et al., Mask R-CNN (arXiv:1703.06870).
     """
     return emit(

@@ -46,8 +46,8 @@ def _sizes(base: float, least: int | None, most: int | None, maps: int) -> tuple
     step = (most - least) // (maps - 2)
     if step < 1:
         raise errors.AttributeTypeError(
-            f"layers.multi_box_head: min_ratio and max_ratio are {least} and {most}: they have to be "
-            f"{maps - 2} percent apart at least"
+            f"layers.multi_box_head: min_ratio and max_ratio are {least} and {most}: expected ratios that are "
+            f"{maps - 2} percent apart or more"
         )
     ratios = range(least, most + 1, step)
     return ([base * 0.1] + [base * r / 100 for r in ratios], [base * 0.2] + [base * (r + step) / 100 for r in ratios])

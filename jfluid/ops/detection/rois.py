@@ -1,9 +1,8 @@
 """Pooling of regions of interest: each box becomes a small grid of bins.
 
-A bin of every one of these operators is a sum over pixels whose weights are products of one for the
-row and one for the column. So boxes become two small matrices each, weights of rows and of columns,
-and `_weighted` sums pixels: those of all bins at once, one place in a bin after the other, as far as
-the largest bin of the batch reaches.
+In each of these operators a bin is a weighted sum over pixels. The weight of a pixel is the product of a weight of
+its row and a weight of its column. So a box becomes two small matrices, weights of rows and of columns.
+`_weighted` sums pixels of all bins at once, for each place in a bin, up to the size of the largest bin of the batch.
 """
 
 import functools
@@ -18,7 +17,7 @@ from jax import Array, lax
 from jfluid import errors
 from jfluid.ops import refusals, static_values
 from jfluid.ops.ragged import Ragged, Value, need, rows_of
-from jfluid.ops.refusals import Found, Rule
+from jfluid.ops.refusals import Found, RefusalRule
 from jfluid.ops.registry import op
 
 
@@ -230,7 +229,7 @@ def _sampled(start: Array, length: Array, bins: int, ratio: int, size: int) -> A
 
 
 # Offsets of images in boxes, as a tensor.
-_OFFSETS = Rule(
+_OFFSETS = RefusalRule(
     "RoisLod",
     lambda ins, attrs: refusals.offsets(rows_of(ins["RoisLod"]), refusals.count_of(ins["ROIs"])),
     "expected offsets that start at 0, never fall and end at the {limit} boxes, found {found}",
@@ -302,7 +301,7 @@ def _integrated(start: Array, length: Array, bins: int, size: int) -> Array:
     nograd=("BatchRoINums",),
     rows="sequence",
     refuses=(
-        Rule(
+        RefusalRule(
             "BatchRoINums", _wrong_counts, "expected for each image a number of boxes, {limit} together, found {found}"
         ),
     ),

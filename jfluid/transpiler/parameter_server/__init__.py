@@ -1,6 +1,6 @@
 """Mode "pserver": one program becomes a trainers' program and one for each parameter server.
 
-`updates` reads what of the program updates its parameters; `slicing` and `placement` decide which
-server holds which part of which parameter; `trainer`, `server` and `startup` make the programs, and
-`geo` those of trainers that update by themselves.
+`updates` finds the operators that update parameters; `slicing` and `placement` assign the parts of
+parameters to servers; `trainer`, `server` and `startup` make the programs, and
+`geo` makes the programs of trainers that update locally.
 """

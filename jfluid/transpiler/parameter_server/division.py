@@ -19,12 +19,12 @@ class SavedVariable:
         shape, dtype: of the whole.
         pieces: in the order of rows. Of a number that several servers have (a learning rate, a
             power of Adam) each piece is the whole.
-        parameter: whether it is a parameter, and not what its updates need.
+        parameter: True for a parameter, False for a value that its updates need.
         table: the parameter of which this is a value, or the optimizer's state, of each row; empty
             for dense variables.
         distributed: hashes of ids, and not `pieces`, say which server has a row.
-        counts: where servers sum up the trainers' steps, what they sum; the variable follows from
-            it.
+        counts: the summed variable, if servers sum up the trainers' steps; this variable follows from
+            the sum.
         setting: it is a number that updates read and do not write, such as a learning rate.
         table_options: of a distributed table: which ids get a row, and how many there may be (see
             ParamAttr).
@@ -60,7 +60,7 @@ class Division:
         layout: where the parameters are.
         trainer: the number of the trainer that the program is for.
         origin: the program before it was divided.
-        variables: those of `origin` that servers hold, by their names.
+        variables: the variables of `origin` that servers hold, by name.
     """
 
     layout: JobLayout

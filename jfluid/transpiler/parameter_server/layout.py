@@ -50,7 +50,7 @@ class ParameterLayout:
     Attributes:
         shape: of the whole.
         pieces: in the order of rows.
-        hashed: a distributed table: each server holds the rows whose ids hash to it, and each piece
+        hashed: True for a distributed table: each server holds the rows with ids that hash to it, and each piece
             stands for the whole.
     """
 
@@ -83,8 +83,8 @@ class JobLayout:
     """Layout of the parameters of a job.
 
     Attributes:
-        endpoints: of all servers, in the job's order; a piece's `server` is a position among them.
-        parameters: by their names.
+        endpoints: endpoints of all servers, in the job's order; a piece's `server` is a position in this list.
+        parameters: parameters by name.
     """
 
     endpoints: tuple[str, ...]
@@ -103,9 +103,9 @@ class JobLayout:
 def endpoints_of(program: Program) -> list[str]:
     """Return all servers of a program's job, in the job's order.
 
-    DistributeTranspiler notes them. Of a program that was read from a file only its operators tell,
-    some of which name all of them in order and others those that they need, and
-    PADDLE_PSERVERS_IP_PORT_LIST; a server's program names itself alone.
+    DistributeTranspiler records the endpoints. For a loaded program they follow from its operators and from
+    PADDLE_PSERVERS_IP_PORT_LIST: some operators name all servers in order, some only the servers that they need.
+    A server's program names only itself.
     """
     if program.division is not None:
         return list(program.division.layout.endpoints)
@@ -120,7 +120,7 @@ def endpoints_of(program: Program) -> list[str]:
         if op.type == SERVE:
             number = max(op.attr("pserver_id"), 0)
             return told if len(told) > number else [op.attr("endpoint")] * (number + 1)
-    # Tables whose rows go by hashes of ids are at all servers, in the job's order; others at some.
+    # Tables with rows by hashes of ids are at all servers, in the job's order; further tables at some servers.
     look_ups = sorted((op for op in ops if op.type == LOOK_UP), key=lambda op: bool(op.attr("height_sections")))
     found = [e for op in look_ups for e in op.attr("endpoints")]
     named = list(dict.fromkeys(found + [e for op in ops if op.type in (SEND, RECV) for e in op.attr("epmap")]))

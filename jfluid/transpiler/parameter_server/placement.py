@@ -52,8 +52,8 @@ class ParameterPlacement:
     Attributes:
         held: the pieces of each parameter, by its name, in the program's order.
         sending: the parameters' names in the order of dispatch.
-        sums: each server sums the gradients of all trainers before it updates, and they have names
-            of their own.
+        sums: True if each server sums the gradients of all trainers before an update; the gradients of trainers have
+            separate names.
     """
 
     config: DistributeTranspilerConfig

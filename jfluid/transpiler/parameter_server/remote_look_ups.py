@@ -1,8 +1,8 @@
 """Look-ups that servers answer in programs that train nothing, such as loaded inference models.
 
-A `lookup_table` with `remote_prefetch` and endpoints (`epmap`) asks them for the rows of its W; so do
-a `distributed_lookup_table`, and a `prefetch` for those of the only table that servers have. `ask`
-gives a loaded program its endpoints, and `resolved` finds out which of the servers has which rows.
+A `lookup_table` with `remote_prefetch` and endpoints (`epmap`) asks these servers for rows of its W. So does
+a `distributed_lookup_table`, and a `prefetch` for rows of the only table on the servers. `ask`
+gives a loaded program its endpoints, and `resolved` finds the server of each row.
 """
 
 from collections.abc import Collection, Mapping, Sequence
@@ -17,7 +17,7 @@ from jfluid.transpiler.parameter_server.layout import LOOK_UP, TRAINERS_OPS, Par
 from jfluid.transpiler.parameter_server.updates import LOOK_UPS
 
 PREFETCH = "prefetch"
-# Operators whose W servers could have in Fluid, too.
+# Operators with a W that may be on servers in Fluid.
 _OTHERS = ("nce", "hierarchical_sigmoid")
 
 
@@ -34,7 +34,7 @@ def mark(program: Program, tables: Mapping[str, ParameterLayout]) -> None:
 
 
 def marked(program: Program) -> set[str]:
-    """Return the tables whose rows servers may be asked for: `ask` names the servers."""
+    """Return the tables with rows that servers may be asked for: `ask` names the servers."""
     attrs = ("remote_prefetch", "is_distributed")
     return {
         op.input("W")[0]
@@ -66,8 +66,8 @@ def ask(program: Program, endpoints: Sequence[str], tables: Collection[str] | No
     for op in block.ops:
         if op.type in _OTHERS and op.attr("remote_prefetch"):
             raise errors.UnsupportedError(
-                f"load_inference_model: pserver_endpoints: {op.type} reads its W here, and asks no "
-                "servers for rows of it; save the model with remote_prefetch off (is_sparse=False)"
+                f"load_inference_model: pserver_endpoints: {op.type} cannot ask servers for rows of its "
+                "table W; save the model with remote_prefetch off (is_sparse=False)"
             )
         if op.has_attr("epmap") and (tables is None or set(op.inputs.get("W", ())) <= set(tables)):
             op.attrs["epmap"] = list(endpoints)
@@ -107,7 +107,7 @@ def _replace(program: Program, endpoints: Sequence[str]) -> None:
 def named_by(look_ups: Sequence[Operator]) -> list[str]:
     """Return the servers that `distributed_lookup_table` operators name.
 
-    Tables whose rows go by hashes of their ids are at all servers, in the job's order; others may be at some.
+    Tables with rows by hashes of ids are at all servers, in the job's order; further tables may be at some servers.
     """
     ordered = sorted(look_ups, key=lambda op: bool(op.attr("height_sections")))
     return list(dict.fromkeys(e for op in ordered for e in op.attr("endpoints")))
@@ -160,11 +160,11 @@ def resolved(program: Program, widths: Mapping[str, Mapping[str, int]]) -> Progr
     """Return a copy of a program in which each look-up names the servers of the table's pieces.
 
     Args:
-        program: one whose look-ups ask servers.
-        widths: of each server, in the job's order, the widths of its tables by name.
+        program: a program with look-ups that ask servers.
+        widths: for each server, in the job's order, the widths of its tables by name.
 
-    Raises ServerError for a table that they do not have, ProgramError for attributes that do not say
-    where rows are.
+    Raises ServerError for a table that no server has, ProgramError for attributes without the place of
+    rows.
     """
     twin = program._copy()
     block = twin.global_block()

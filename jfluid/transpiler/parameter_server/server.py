@@ -1,4 +1,4 @@
-"""A parameter server's program: a block for each piece that it holds, run when gradients come."""
+"""Program of a parameter server: a block of operators for each parameter slice, run when its gradients arrive."""
 
 from collections.abc import Mapping
 from dataclasses import replace

@@ -8,7 +8,7 @@ def slices(shape: Sequence[int], count: int, smallest: int) -> list[tuple[int, t
     """Return (first row, shape) of at most `count` pieces of about equal size, in whole rows.
 
     A piece has at least `smallest` elements. A tensor of fewer than two times `smallest` elements stays in one
-    piece. The last piece has what is left.
+    piece. The last piece has the remaining elements.
     """
     elements, row = math.prod(shape), math.prod(shape[1:])
     count = max(1, min(count, elements // smallest))

@@ -45,8 +45,7 @@ def of_server(startup: Program, server: Program, placement: ParameterPlacement, 
         if id(op) in needed:
             _initialize(block, op, startup.global_block(), found)
     if placement.counter is not None:
-        # The schedule sums the counts: together they start where the one count of the original
-        # program does.
+        # The schedule sums the counts: their sum starts at the value of the original program's count.
         _start_counts(block, placement, [_start(ops, placement.counter), *[0.0] * (placement.trainers - 1)])
     if placement.config.enable_dc_asgd:
         for held in placement.at(endpoint):

@@ -251,7 +251,7 @@ def receive_all(block: Block, placement: ParameterPlacement, parameters: Iterabl
 def join(block: Block, placement: ParameterPlacement, role: int) -> None:
     """Put the pieces of each parameter that was received in pieces together."""
     for name, held in placement.held.items():
-        # a distributed table: servers have rows of it under its own name
+        # a distributed table: servers have rows of the table under the table's name
         whole = held[0].param == name
         if block.find_var_recursive(held[0].param) is not None and len(held) > 1 and not whole:
             block.append_op("concat", {"X": [h.param for h in held]}, {"Out": name}, {"axis": 0, "op_role": role})

@@ -10,7 +10,7 @@ import pytest
 import jfluid as fluid
 from jfluid import layers
 from jfluid.compile.runtime import placement, startup_calls
-from jfluid.compile.runtime.executable_cache import Entry
+from jfluid.compile.runtime.executable_cache import DiskEntry
 from jfluid.compile.runtime.executables import Executables
 from jfluid.ops import batched_random
 
@@ -108,13 +108,13 @@ def folder(tmp_path):
 @pytest.mark.parametrize("interprets", [True, False])
 def test_each_start_gives_the_same_bits(interprets, monkeypatch, folder):
     loads = []
-    load = Entry._loaded
+    load = DiskEntry._loaded
 
     def noted(*arguments):
         loads.append(load(*arguments))
         return loads[-1]
 
-    monkeypatch.setattr(Entry, "_loaded", noted)
+    monkeypatch.setattr(DiskEntry, "_loaded", noted)
     fluid.set_flags({"FLAGS_interpret_first_steps": interprets})
     startup = program()
     first = started(fluid.Executor(fluid.CPUPlace()), startup)

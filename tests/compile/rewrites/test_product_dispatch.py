@@ -10,7 +10,7 @@ import pytest
 
 import jfluid as fluid
 from jfluid.compile.rewrites import jaxpr_rewrites, matmul_dispatch
-from jfluid.machine_code import direct_product, kernel_registry, processor, product_kernels
+from jfluid.machine_code import kernel_registry, processor, product_dispatch, product_kernels
 
 pytestmark = pytest.mark.skipif(
     not kernel_registry.supports("product"), reason="machine code is made for CPUs with AVX-512"
@@ -58,7 +58,7 @@ def _draw(depth, rows, columns, over):
 
 
 def _product(over):
-    return jax.jit(lambda x, y: direct_product.product(x, y, over))
+    return jax.jit(lambda x, y: product_dispatch.product(x, y, over))
 
 
 @pytest.mark.parametrize("over", list(itertools.product((0, 1), repeat=2)))
@@ -97,10 +97,10 @@ def test_numbers_have_the_same_bits_whatever_a_cache_holds(monkeypatch, over):
     found, ways = [], []
     for size in (1 << 16, 1 << 24):
         monkeypatch.setattr(processor, "cache_bytes", lambda size=size: size)
-        direct_product._divided.cache_clear()
-        ways.append(direct_product._divided(300, 90, 1000, over, 2))
+        product_dispatch._divided.cache_clear()
+        ways.append(product_dispatch._divided(300, 90, 1000, over, 2))
         found.append(np.asarray(_product(over)(x, y)))
-    direct_product._divided.cache_clear()
+    product_dispatch._divided.cache_clear()
     assert ways[0][2] == product_kernels.BLOCK and ways[1][2] == 1000
     np.testing.assert_array_equal(*found)
 
@@ -110,13 +110,13 @@ def test_numbers_have_the_same_bits_where_they_are_copied(monkeypatch, depth):
     x, y = _draw(depth, 100, 90, LAYER)
     found = []
     for copied in (False, True):
-        monkeypatch.setattr(direct_product, "_is_copied", lambda depth, copied=copied: copied)
+        monkeypatch.setattr(product_dispatch, "_is_copied", lambda depth, copied=copied: copied)
         found.append(np.asarray(_product(LAYER)(x, y)))
     np.testing.assert_array_equal(*found)
 
 
 def test_rows_that_push_each_other_out_are_copied():
-    assert [depth for depth in (64, 200, 512, 784, 1000, 1024) if direct_product._is_copied(depth)] == [
+    assert [depth for depth in (64, 200, 512, 784, 1000, 1024) if product_dispatch._is_copied(depth)] == [
         512,
         1024,
     ]
@@ -128,7 +128,7 @@ def test_products_follow_one_another_in_loops():
     y /= 8
 
     def some(x):
-        left, right = (direct_product.product(x + i, y, LAYER) for i in range(2))
+        left, right = (product_dispatch.product(x + i, y, LAYER) for i in range(2))
         return jnp.tanh(left - right) + x
 
     found = jax.jit(lambda x: jax.lax.fori_loop(0, 50, lambda _, x: some(x), x))(x)
@@ -155,7 +155,7 @@ def test_devices_that_wait_for_one_another_leave_threads_to_each():
         specs = (part("device"), part())
         return jax.jit(jax.shard_map(each, mesh=mesh, in_specs=specs, out_specs=part()))
 
-    run = training(direct_product.product)
+    run = training(product_dispatch.product)
     found = [np.asarray(run(x, y)) for _ in range(20)]
     library = training(lambda x, y, over: jax.lax.dot_general(x, y, ((over[:1], over[1:]), ((), ()))))
     for each in found:
@@ -274,8 +274,8 @@ def _losses(network, replicas):
 def test_training_gives_the_losses_of_the_library(monkeypatch, network, replicas):
     called = []
     monkeypatch.setenv("CPU_NUM", "2")
-    product = direct_product.product
-    monkeypatch.setattr(direct_product, "product", lambda *given: called.append(given[2]) or product(*given))
+    product = product_dispatch.product
+    monkeypatch.setattr(product_dispatch, "product", lambda *given: called.append(given[2]) or product(*given))
     losses = _losses(network, replicas)
     assert {LAYER, WEIGHT} <= set(called) and losses[-1] < losses[0]
     monkeypatch.setattr(kernel_registry, "is_on", lambda group: False)

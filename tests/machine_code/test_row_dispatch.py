@@ -7,7 +7,7 @@ import pytest
 
 import jfluid as fluid
 from jfluid.compile.lowering.embedding_kernels import EmbeddingKernels
-from jfluid.machine_code import direct_rows, kernel_registry
+from jfluid.machine_code import kernel_registry, row_dispatch
 from jfluid.ops import embedding, optimizer, table_rows
 from jfluid.ops.selected_rows import SelectedRows
 
@@ -121,7 +121,7 @@ def test_an_update_is_xlas_within_rounding(tables, update, count, width):
 def test_each_row_is_merged_once(each):
     rows = jnp.asarray([each(n) for n in range(2000)], jnp.int64)
     values = jnp.ones((2000, 3), jnp.float32)
-    once, sums, found = jax.jit(lambda r, v: direct_rows.merge(r, v, HEIGHT, 300))(rows, values)
+    once, sums, found = jax.jit(lambda r, v: row_dispatch.merge(r, v, HEIGHT, 300))(rows, values)
     known = [n for n in dict.fromkeys(np.asarray(rows).tolist()) if n < HEIGHT]
     assert once.shape == (2100,) and found.tolist() == [len(known)]
     np.testing.assert_array_equal(once, known + [HEIGHT] * (2100 - len(known)))
@@ -200,6 +200,6 @@ def test_a_program_trains_as_without_it(monkeypatch):
 
     own = losses()
     calls = []
-    monkeypatch.setattr(direct_rows, "suits", lambda *_: bool(calls.append(0)))
+    monkeypatch.setattr(row_dispatch, "suits", lambda *_: bool(calls.append(0)))
     np.testing.assert_allclose(losses(), own, rtol=1e-5)
     assert calls

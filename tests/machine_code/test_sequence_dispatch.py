@@ -11,7 +11,7 @@ import pytest
 
 import jfluid as fluid
 from jfluid.compile.lowering.rnn_kernels import RnnKernels
-from jfluid.machine_code import direct_gru, direct_lstm, kernel_registry
+from jfluid.machine_code import gru_dispatch, kernel_registry, lstm_dispatch
 from jfluid.machine_code.processor import LANES
 from jfluid.ops import recurrent, recurrent_loops, sequence_loops
 from jfluid.ops.ragged import Level, Ragged
@@ -98,7 +98,7 @@ def _compare(run, level, arrays, grads):
 def test_an_lstm_has_the_numbers_and_gradients_of_the_loop_of_xla(case):
     width, lengths, rows, backwards, acts = case
     arrays, grads = _lstm(width, lengths, rows)
-    assert direct_lstm.suits(arrays[0], LstmArrays(*arrays[1:]))
+    assert lstm_dispatch.suits(arrays[0], LstmArrays(*arrays[1:]))
 
     def run(x, *others):
         return recurrent_loops.lstm_of_rows(x, LstmArrays(*others), LstmForm(acts, backwards))
@@ -111,7 +111,7 @@ def test_an_lstm_has_the_numbers_and_gradients_of_the_loop_of_xla(case):
 def test_a_gru_has_the_numbers_and_gradients_of_the_loop_of_xla(case, origin):
     width, lengths, rows, backwards, acts = case
     arrays, grads = _gru(width, lengths, rows)
-    assert direct_gru.suits(arrays[0], GruArrays(*arrays[1:]))
+    assert gru_dispatch.suits(arrays[0], GruArrays(*arrays[1:]))
 
     def run(x, *others):
         form = GruForm(acts[::2], backwards, origin)
@@ -149,7 +149,7 @@ def _activation(name, x):
     zero = np.zeros((rows, 16), np.float32)
     arrays = LstmArrays(np.zeros((16, 64), np.float32), np.zeros(112, np.float32), zero, zero)
     level = _level([1] * rows)
-    return np.asarray(direct_lstm.over_sequences(gates, level, arrays, LstmForm(acts))[0])
+    return np.asarray(lstm_dispatch.over_sequences(gates, level, arrays, LstmForm(acts))[0])
 
 
 @pytest.mark.parametrize("name", ["sigmoid", "tanh"])
@@ -170,12 +170,12 @@ def test_what_is_no_number_and_what_is_infinite_stays_so(name):
 
 
 def _lstm_of(level, x, *others):
-    return direct_lstm.over_sequences(x, level, LstmArrays(*others), LstmForm(USUAL))
+    return lstm_dispatch.over_sequences(x, level, LstmArrays(*others), LstmForm(USUAL))
 
 
 def _gru_of(level, x, *others):
     form = GruForm(USUAL[:2], backwards=True)
-    return (direct_gru.over_sequences(x, level, GruArrays(*others), form),)
+    return (gru_dispatch.over_sequences(x, level, GruArrays(*others), form),)
 
 
 @pytest.mark.parametrize(
@@ -209,7 +209,7 @@ def test_weights_of_their_own_are_mapped_too():
 
     def one(weight):
         arrays, form = LstmArrays(weight, bias, h0, c0), LstmForm(USUAL, backwards=True)
-        return direct_lstm.over_sequences(x, _level([3, 1]), arrays, form)[0]
+        return lstm_dispatch.over_sequences(x, _level([3, 1]), arrays, form)[0]
 
     found = jax.jit(jax.vmap(one))(weights)
     for ours, own in zip(found, weights):
@@ -237,12 +237,12 @@ def test_other_loops_are_left_to_xla(width, dtype):
 def test_a_machine_without_such_vectors_leaves_all_to_xla(monkeypatch):
     monkeypatch.setattr(kernel_registry, "is_on", lambda group: False)
     (x, *lstm), (gates, *gru) = _lstm(16, [2], 2)[0], _gru(16, [2], 2)[0]
-    assert not direct_lstm.suits(x, LstmArrays(*lstm))
-    assert not direct_gru.suits(gates, GruArrays(*gru))
+    assert not lstm_dispatch.suits(x, LstmArrays(*lstm))
+    assert not gru_dispatch.suits(gates, GruArrays(*gru))
 
 
 @pytest.mark.parametrize("trains", [True, False])
-@pytest.mark.parametrize("module, columns", [(direct_lstm, 4), (direct_gru, 3)])
+@pytest.mark.parametrize("module, columns", [(lstm_dispatch, 4), (gru_dispatch, 3)])
 def test_programs_call_it_whether_they_train_or_not(monkeypatch, module, columns, trains):
     before = fluid.get_flags("FLAGS_compilation_cache_dir")
     fluid.set_flags({"FLAGS_compilation_cache_dir": ""})
@@ -259,7 +259,7 @@ def test_programs_call_it_whether_they_train_or_not(monkeypatch, module, columns
     with fluid.program_guard(main, startup), fluid.unique_name.guard():
         x = fluid.data("x", [None, 16 * columns], lod_level=1)
         layers = fluid.layers
-        lstm = module is direct_lstm
+        lstm = module is lstm_dispatch
         out = layers.dynamic_lstm(x, 64)[0] if lstm else layers.dynamic_gru(x, 16)
         fetched = layers.reduce_mean(out)
         if trains:

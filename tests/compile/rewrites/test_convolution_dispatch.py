@@ -12,7 +12,7 @@ from jax import lax
 
 from jfluid.compile.rewrites import image_convolution, jaxpr_rewrites
 from jfluid.machine_code import (
-    direct_convolution,
+    convolution_dispatch,
     kernel_registry,
 )
 from jfluid.machine_code.convolution_kernels import TILE
@@ -61,8 +61,8 @@ def test_numbers_are_those_of_the_library(shape):
 
     expected, gradient = jax.vjp(library, w)
     (grad,) = _draw(expected.shape)
-    found = jax.jit(lambda: direct_convolution.forward(x, w, strides, low, expected.shape[1:3]))()
-    of_filter = jax.jit(lambda: direct_convolution.gradient(x, grad, w.shape[:2], strides, low))()
+    found = jax.jit(lambda: convolution_dispatch.forward(x, w, strides, low, expected.shape[1:3]))()
+    of_filter = jax.jit(lambda: convolution_dispatch.gradient(x, grad, w.shape[:2], strides, low))()
     np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-4)
     np.testing.assert_allclose(of_filter, gradient(grad)[0], rtol=1e-4, atol=1e-3)
 
@@ -93,7 +93,7 @@ def test_gradients_of_images_are_those_of_the_library(image, filter_, pads):
     )
     (grad,) = _draw(expected.shape)
     turned, low = jnp.swapaxes(w, 2, 3), [before for before, _ in pads]
-    found = jax.jit(lambda: direct_convolution.of_images(grad, turned, low, image[1:3]))()
+    found = jax.jit(lambda: convolution_dispatch.of_images(grad, turned, low, image[1:3]))()
     np.testing.assert_allclose(found, gradient(grad)[0], rtol=1e-4, atol=1e-4)
 
 
@@ -105,7 +105,7 @@ def test_steps_use_it_for_images_whose_windows_reach_over_borders():
 
 def test_a_number_that_is_not_finite_reaches_its_window_alone():
     grad, w = _draw((1, 8, 8, 20), (5, 5, 20, 20))
-    found = direct_convolution.of_images(grad.at[0, 2, 3, 1].set(np.inf), w, (0, 0), (12, 12))
+    found = convolution_dispatch.of_images(grad.at[0, 2, 3, 1].set(np.inf), w, (0, 0), (12, 12))
     expected = np.zeros((12, 12), bool)
     expected[2:7, 3:8] = True
     np.testing.assert_array_equal(~np.isfinite(found[0]).all(-1), expected)
@@ -113,7 +113,7 @@ def test_a_number_that_is_not_finite_reaches_its_window_alone():
 
 def test_gradients_have_the_same_bits_each_time():
     x, grad = _draw((20, 32, 32, 16), (20, 32, 32, 16))
-    run = jax.jit(lambda: direct_convolution.gradient(x, grad, (3, 3), (1, 1), (1, 1)))
+    run = jax.jit(lambda: convolution_dispatch.gradient(x, grad, (3, 3), (1, 1), (1, 1)))
     first = np.asarray(run())
     for _ in range(20):
         np.testing.assert_array_equal(np.asarray(run()), first)
@@ -123,7 +123,7 @@ def test_calls_at_the_same_time_do_not_wait_for_each_other():
     x, w = _draw((4, 32, 32, 16), (3, 3, 16, 16))
 
     def many(x):
-        return [direct_convolution.forward(x * i, w, (1, 1), (1, 1), (32, 32)) for i in range(1, 33)]
+        return [convolution_dispatch.forward(x * i, w, (1, 1), (1, 1), (32, 32)) for i in range(1, 33)]
 
     found = jax.jit(many)(x)
     for i, each in enumerate(found, 1):

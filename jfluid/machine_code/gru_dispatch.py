@@ -7,8 +7,8 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
-from jfluid.machine_code import direct_loops, gru_kernels
-from jfluid.machine_code.direct_loops import LoopSizes, Panels
+from jfluid.machine_code import gru_kernels, sequence_dispatch
+from jfluid.machine_code.sequence_dispatch import LoopSizes, Panels
 from jfluid.ops.ragged import Level
 from jfluid.ops.sequence_loops import GruArrays, GruForm
 
@@ -20,19 +20,19 @@ def _numbers(form: GruForm, sizes: LoopSizes, gates: Panels, candidate: Panels) 
         "candidate_pitch": candidate.pitch,
         "candidate_panel": candidate.panel,
         "origin": int(form.origin),
-        **dict(zip(("gate", "candidate"), map(direct_loops.kind, form.acts))),
+        **dict(zip(("gate", "candidate"), map(sequence_dispatch.kind, form.acts))),
     }
     return sizes.numbers(gru_kernels.MEMORY, form.backwards, others)
 
 
 def suits(x: Array, arrays: GruArrays) -> bool:
     """Return True if a GRU over rows should run here."""
-    return direct_loops.suits("gru", arrays.h0.shape[1], x, *arrays)
+    return sequence_dispatch.suits("gru", arrays.h0.shape[1], x, *arrays)
 
 
 def over_sequences(x: Array, level: Level, arrays: GruArrays, form: GruForm) -> Array:
     """Return hidden states [rows, width]. Padding rows copy a row."""
-    return _over_places(form, x, arrays, direct_loops.places(level, x.shape[0]))
+    return _over_places(form, x, arrays, sequence_dispatch.places(level, x.shape[0]))
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
@@ -42,18 +42,18 @@ def _over_places(form: GruForm, x: Array, arrays: GruArrays, places: Array) -> A
 
 def _kept(form: GruForm, x: Array, arrays: GruArrays, places: Array) -> tuple[Array, tuple[Array, ...]]:
     to_gates, to_candidate, bias, h0 = arrays
-    forward = direct_loops.mapped(_forward, form, 3)
+    forward = sequence_dispatch.mapped(_forward, form, 3)
     hidden, gates = forward(to_gates, to_candidate, bias, x, h0, places)
     return hidden, (to_gates, to_candidate, h0, places, hidden, gates)
 
 
 def _gradients(form: GruForm, kept: tuple[Array, ...], grad: Array) -> tuple[Array, GruArrays, None]:
     to_gates, to_candidate, h0, places, hidden, gates = kept
-    backward = direct_loops.mapped(_backward, form, 2)
+    backward = sequence_dispatch.mapped(_backward, form, 2)
     found = backward(to_gates, to_candidate, gates, hidden, h0, grad, places)
     grad_x, grad_gates, grad_candidates, before, reset, sums, grad_h0 = found
     to_gates, to_candidate = (
-        direct_loops.over_rows(*pair) for pair in ((before, grad_gates), (reset, grad_candidates))
+        sequence_dispatch.over_rows(*pair) for pair in ((before, grad_gates), (reset, grad_candidates))
     )
     return grad_x, GruArrays(to_gates, to_candidate, jnp.sum(sums, 0), grad_h0), None
 
@@ -77,7 +77,7 @@ def _forward(
         _numbers(form, sizes, *panels),
     )
     shapes = [sizes.of_rows(n) for n in (1, 3)]
-    return direct_loops.call(gru_kernels.FORWARD, arrays, numbers, shapes)
+    return sequence_dispatch.call(gru_kernels.FORWARD, arrays, numbers, shapes)
 
 
 def _backward(form: GruForm, to_gates: Array, to_candidate: Array, *others: Array) -> Sequence[Array]:
@@ -91,5 +91,5 @@ def _backward(form: GruForm, to_gates: Array, to_candidate: Array, *others: Arra
     shapes = [*(sizes.of_rows(n) for n in (3, 2, 1, 1, 1)), sizes.of_sums(3), sizes.of_sequences()]
     arrays = (gates, hidden, *(p.array for p in panels), h0, grad, places)
     numbers = _numbers(form, sizes, *panels)
-    *rows, sums, grad_h0 = direct_loops.call(gru_kernels.BACKWARD, arrays, numbers, shapes)
+    *rows, sums, grad_h0 = sequence_dispatch.call(gru_kernels.BACKWARD, arrays, numbers, shapes)
     return [*rows, jnp.moveaxis(sums, 0, -2), grad_h0]

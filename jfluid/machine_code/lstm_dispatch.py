@@ -7,8 +7,8 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
-from jfluid.machine_code import direct_loops, lstm_kernels
-from jfluid.machine_code.direct_loops import LoopSizes, Panels
+from jfluid.machine_code import lstm_kernels, sequence_dispatch
+from jfluid.machine_code.sequence_dispatch import LoopSizes, Panels
 from jfluid.ops.ragged import Level
 from jfluid.ops.sequence_loops import LstmArrays, LstmForm
 
@@ -18,19 +18,19 @@ def _numbers(form: LstmForm, sizes: LoopSizes, panels: Panels) -> dict[str, int]
         "stride": sizes.number if form.time_major else 1,  # rows to the next of a sequence
         "pitch": panels.pitch,
         "panel": panels.panel,
-        **dict(zip(("gate", "cell", "candidate"), map(direct_loops.kind, form.acts))),
+        **dict(zip(("gate", "cell", "candidate"), map(sequence_dispatch.kind, form.acts))),
     }
     return sizes.numbers(lstm_kernels.MEMORY, form.backwards, others)
 
 
 def suits(x: Array, arrays: LstmArrays) -> bool:
     """Return True if an LSTM over rows should run here."""
-    return direct_loops.suits("lstm", arrays.weight.shape[0], x, *arrays)
+    return sequence_dispatch.suits("lstm", arrays.weight.shape[0], x, *arrays)
 
 
 def over_sequences(x: Array, level: Level, arrays: LstmArrays, form: LstmForm) -> tuple[Array, Array]:
     """Return hidden states and cells, [rows, width]. Padding rows copy a row."""
-    return _over_places(form, x, arrays, direct_loops.places(level, x.shape[0], form.time_major))
+    return _over_places(form, x, arrays, sequence_dispatch.places(level, x.shape[0], form.time_major))
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
@@ -40,17 +40,17 @@ def _over_places(form: LstmForm, x: Array, arrays: LstmArrays, places: Array) ->
 
 def _kept(form: LstmForm, x: Array, arrays: LstmArrays, places: Array) -> tuple[tuple[Array, Array], tuple[Array, ...]]:
     weight, bias, h0, c0 = arrays
-    forward = direct_loops.mapped(_forward, form, 2)
+    forward = sequence_dispatch.mapped(_forward, form, 2)
     hidden, cells, gates = forward(weight, bias, x, h0, c0, places)
     return (hidden, cells), (weight, bias, h0, c0, places, hidden, cells, gates)
 
 
 def _gradients(form: LstmForm, kept: tuple[Array, ...], grads: tuple[Array, Array]) -> tuple[Array, LstmArrays, None]:
     weight, bias, h0, c0, places, hidden, cells, gates = kept
-    backward = direct_loops.mapped(_backward, form, 2)
+    backward = sequence_dispatch.mapped(_backward, form, 2)
     arrays = (gates, cells, hidden, h0, c0, *grads, places)
     grad_x, before, sums, grad_h0, grad_c0 = backward(weight, bias, *arrays)
-    grad_weight = direct_loops.over_rows(before, grad_x)
+    grad_weight = sequence_dispatch.over_rows(before, grad_x)
     return grad_x, LstmArrays(grad_weight, jnp.sum(sums, 0), grad_h0, grad_c0), None
 
 
@@ -70,7 +70,7 @@ def _forward(
     sizes, panels = LoopSizes.of(x, h0), Panels.of(weight)
     shapes = [sizes.of_rows(n) for n in (1, 1, 4)]
     arrays, numbers = (x, panels.array, bias, h0, c0, places), _numbers(form, sizes, panels)
-    return direct_loops.call(lstm_kernels.FORWARD, arrays, numbers, shapes)
+    return sequence_dispatch.call(lstm_kernels.FORWARD, arrays, numbers, shapes)
 
 
 def _backward(form: LstmForm, weight: Array, bias: Array, *others: Array) -> Sequence[Array]:
@@ -83,7 +83,7 @@ def _backward(form: LstmForm, weight: Array, bias: Array, *others: Array) -> Seq
     sizes, panels = LoopSizes.of(gates, h0), Panels.of(weight.T)
     shapes = [sizes.of_rows(4), sizes.of_rows(1), sizes.of_sums(7), *[sizes.of_sequences()] * 2]
     arrays = (gates, cells, hidden, panels.array, bias, h0, c0, grad_hidden, grad_cells, places)
-    grad_x, before, sums, *starts = direct_loops.call(
+    grad_x, before, sums, *starts = sequence_dispatch.call(
         lstm_kernels.BACKWARD, arrays, _numbers(form, sizes, panels), shapes
     )
     return [grad_x, before, jnp.moveaxis(sums, 0, -2), *starts]
