@@ -1,6 +1,6 @@
 """Segment for a stream of feeds with many shapes: a few executables serve all shapes.
 
-The first shapes are compiled without padding. From the third on the segment is traced at three samples of the
+The first shapes are compiled without padding. From the third on the segment is traced at samples of the
 sizes that vary, and batches are padded to buckets: one executable for each bucket, in which padding is
 masked. A segment that cannot be padded is compiled for each shape, and warns once.
 """

@@ -81,6 +81,7 @@ class Traced(Sampled):
         self.witnesses: dict[Form, Witness] = {}
         self.witness: Witness | None = None
         self._at_witness: Any = None  # the trace at the latest witness
+        self._traced_before = 0.0  # seconds of the witness's trace, made before
         self.stored: set[Form] = set()
         self._record = record
         self._unpadded: Unpadded | None = None
@@ -195,7 +196,7 @@ class Traced(Sampled):
 
     def witnessed(self, batch: Mapping[str, int], shapes: Shapes, closed: Any, seconds: float) -> None:
         """Take the jaxpr of an earlier batch, and the time that its trace took."""
-        self.witness, self._at_witness, self.tracing = (batch, shapes), closed, seconds
+        self.witness, self._at_witness, self._traced_before = (batch, shapes), closed, seconds
 
     def listing(self, batch: Mapping[str, int], shapes: Shapes) -> Listing:
         """Return the segment at the true sizes of a batch, for NumPy. Raises NoRule if it cannot be interpreted."""
@@ -204,7 +205,7 @@ class Traced(Sampled):
                 start = time.perf_counter()
                 traces, table, _ = self._with(*(self.witness or (batch, shapes)))
                 self._unpadded = Unpadded(traces, table)
-                self.tracing += time.perf_counter() - start
+                self.tracing = self._traced_before + time.perf_counter() - start
             unpadded, sizes = self._unpadded, Sizes(batch, batch)
             return self._listings.get_or_make(tuple(batch.values()), lambda: unpadded.at(sizes))
 
