@@ -44,6 +44,8 @@ OPTIMISED = {"xla_backend_optimization_level": "3", "xla_cpu_parallel_codegen_sp
 if jax.__version_info__ < (0, 11):
     OPTIMISED["xla_cpu_use_fusion_emitters"] = "True"
 jax.config.update("jax_num_cpu_devices", 4)  # what CPU_NUM may ask for in a test
+# Processes are killed in tests, and machines are not. A disk takes up to 15 ms for each file.
+os.fsync = lambda handle: None
 # Shells have what they start in the background ignore it, and so would all that tests start.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)

@@ -5,15 +5,19 @@ need.
 import multiprocessing
 import os
 import subprocess
-from collections.abc import Callable, Mapping
+import sys
+import threading
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from multiprocessing.connection import Connection
 from multiprocessing.process import BaseProcess
+from pathlib import Path
 from typing import IO, Any
 
 from tests.chaos.entry import end_with_parent
 
+LIMIT_S = 300  # seconds, far above what a command takes on a busy machine
 FORKS = multiprocessing.get_context("forkserver")
 FORKS.set_forkserver_preload(["tests.chaos.warm", "tests.distributed.process", "jfluid.launch"])
 
@@ -48,6 +52,29 @@ def _begin(
     os.environ.clear()
     os.environ.update(environment)
     function(argument)
+
+
+def jfluid(arguments: Sequence[Any], folder: Path, environment: Mapping[str, str]) -> subprocess.CompletedProcess[str]:
+    """What `python -m jfluid` with these arguments does in a folder, by a forked process in place of an interpreter."""
+    words = list(map(str, arguments))
+    process = Popen(_run_command, (words, str(folder)), environment)
+    watchdog = threading.Timer(LIMIT_S, process.kill)
+    watchdog.start()
+    printed = process.communicate()
+    watchdog.cancel()
+    return subprocess.CompletedProcess(words, process.wait(), *printed)
+
+
+def _run_command(given: tuple[list[str], str]) -> None:
+    from jfluid import command
+    from tests import forked_members
+
+    arguments, folder = given
+    os.chdir(folder)
+    sys.path.insert(0, folder)
+    sys.argv = ["jfluid", *arguments]
+    forked_members.main_process()
+    os._exit(forked_members.code_of(lambda: command.main(arguments)))
 
 
 class Popen:

@@ -17,7 +17,7 @@ import sys
 import threading
 import traceback
 import types
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -85,9 +85,14 @@ def _become(environment: Mapping[str, str], outputs: Sequence[int], kept: Sequen
     sys.stderr = os.fdopen(2, "w", 1)
     if os.environ.get("PYTHONFAULTHANDLER"):
         faulthandler.enable()
+    main_process()
+
+
+def main_process() -> None:
+    """Let this process start processes, which a daemon may not."""
     process = multiprocessing.current_process()
     process.name = "MainProcess"
-    process._config["daemon"] = False  # type: ignore[attr-defined]  # a daemon may start no processes
+    process._config["daemon"] = False  # type: ignore[attr-defined]
 
 
 def _run(script: str, arguments: Sequence[str]) -> int:
@@ -95,14 +100,23 @@ def _run(script: str, arguments: Sequence[str]) -> int:
     folders = [f for f in os.environ.get("PYTHONPATH", "").split(os.pathsep) if f]
     sys.argv = [script, *arguments]
     sys.path[:0] = [str(Path(script).resolve().parent), *folders]
-    code: Any = 0
     launcher_pipe.report_ending()  # as `import jfluid` does in a new process
-    try:
+
+    def run() -> None:
         for folder in folders:
             if Path(folder, "sitecustomize.py").exists():
                 runpy.run_path(str(Path(folder, "sitecustomize.py")), run_name="sitecustomize")
                 break
         runpy.run_path(script, run_name="__main__")
+
+    return code_of(run)
+
+
+def code_of(run: Callable[[], int | None]) -> int:
+    """The exit code of an interpreter that calls `run` and ends, with all that an interpreter does at its end."""
+    code: Any = 0
+    try:
+        code = run() or 0
     except SystemExit as end:
         code = 0 if end.code is None else end.code
         if not isinstance(code, int):
@@ -115,4 +129,4 @@ def _run(script: str, arguments: Sequence[str]) -> int:
     atexit._run_exitfuncs()
     sys.stdout.flush()
     sys.stderr.flush()
-    return code
+    return int(code)

@@ -116,13 +116,13 @@ def check(
         _check_without_jit(op_type, inputs, attrs, got)
     if infer:
         _check_unknown_rows(op_type, inputs, attrs, counts, got, inputs if rows is None else rows)
-    wide = _each(inputs, _wide)
-    pads = (ragged or _holds_lod(inputs)) and not definition.host
-    if grad or pads:
+    exact, near = (inputs, got, {}), (rtol, atol)
+    if grad:
+        wide = _each(inputs, _wide)
         sources = [(s, i) for s in grad for i in range(len(_list(wide[s])))]
-        outs, gradients = _wide_run(op_type, wide, attrs, got, sources, grad_rtol)
-        if pads:
-            _check_padding(op_type, wide, attrs, outs, gradients, ragged, padded)
+        exact, near = (wide, *_wide_run(op_type, wide, attrs, got, sources, grad_rtol)), (1e-6, 1e-9)
+    if (ragged or _holds_lod(inputs)) and not definition.host:
+        _check_padding(op_type, attrs, exact, near, ragged, padded)
     return got
 
 
@@ -381,20 +381,25 @@ def _padded(value: Any) -> Any:
 
 def _check_padding(
     op_type: str,
-    wide: Mapping,
     attrs: Mapping,
-    outs: Mapping[str, list],
-    exact: Mapping[tuple[str, int], np.ndarray],
+    exact: tuple[Mapping, Mapping[str, list], Mapping[tuple[str, int], np.ndarray]],
+    near: tuple[float, float],
     ragged: Collection[str],
     padded: bool,
 ) -> None:
-    """In a larger bucket: the same rows, outputs and gradients (`exact`, without padding); no
-    gradient reaches a padding row.
+    """Hold an operator in a larger bucket against the same rows: outputs and gradients are equal, and no gradient
+    reaches a padding row.
+
+    Args:
+        exact: inputs, outputs and gradients without padding.
+        near: the relative and the absolute tolerance.
     """
-    grouped = {s: _each({s: v}, _one_level)[s] if s in ragged else v for s, v in wide.items()}
+    inputs, outs, gradients_without = exact
+    rtol, atol = near
+    grouped = {s: _each({s: v}, _one_level)[s] if s in ragged else v for s, v in inputs.items()}
     definition, given, kwargs = _arguments(op_type, grouped, attrs)
     weights = _weights(outs)
-    wanted = [s.name in {slot for slot, _ in exact} for s in definition.reads]
+    wanted = [s.name in {slot for slot, _ in gradients_without} for s in definition.reads]
     used = [s.name in weights for s in definition.outs]
 
     @jax.jit
@@ -418,18 +423,18 @@ def _check_padding(
             np.testing.assert_allclose(
                 np.asarray(_rows(have)),
                 np.asarray(_rows(target)),
-                rtol=1e-6,
-                atol=1e-9,
+                rtol=rtol,
+                atol=atol,
                 err_msg=f"{op_type}.{slot.name} with padding rows",
             )
     by_slot = {slot.name: _list(g) for slot, g in zip(definition.ins, grads)}
-    for (slot, i), a in exact.items():
+    for (slot, i), a in gradients_without.items():
         b = np.asarray(_ragged_rows(by_slot[slot][i]))
         np.testing.assert_allclose(
             _front(b, a),
             a,
-            rtol=1e-6,
-            atol=1e-9,
+            rtol=rtol,
+            atol=atol,
             err_msg=f"gradient of {op_type}.{slot} with padding rows",
         )
         assert not a.ndim or not b[len(a) :].any(), f"{op_type}.{slot}: padding rows have a gradient"

@@ -272,21 +272,21 @@ def _bound(less: int) -> None:
     graph_on(fluid.CPUPlace().device())._whole._most //= 8 * less
 
 
-def run(seconds: float, seed: int, tell: Callable[[dict[str, Any]], None]) -> list[str]:
-    """Do all deeds in turn for some time; returns what has grown."""
-    less = 4 if seconds < _IN_A_SHORT_RUN else 1
-    _bound(less)
+def run(seconds: float, seed: int, tell: Callable[[dict[str, Any]], None], rounds: int = 0) -> list[str]:
+    """Do all deeds in turn, for some time or for a number of rounds; returns what has grown."""
+    _bound(16 if rounds else 4 if seconds < _IN_A_SHORT_RUN else 1)
     looks: list[dict[str, float]] = []
     done: Counter[str] = Counter()
     with tempfile.TemporaryDirectory() as folder:
         deeds = Deeds(Path(folder), np.random.default_rng(seed))
-        start_s = time.monotonic()
-        for deed in _for_ever(deeds.every()):
-            passed = time.monotonic() - start_s
-            if passed >= seconds * len(looks) / _LOOKS:
+        start_s, kinds = time.monotonic(), deeds.every()
+        for deed in _for_ever(kinds):
+            second = time.monotonic() - start_s
+            passed = done.total() / (rounds * len(kinds)) if rounds else second / seconds
+            if passed >= len(looks) / _LOOKS:
                 looks.append(used())
-                tell({"second": round(passed), "deeds": done.total()} | looks[-1])
-            if passed >= seconds:
+                tell({"second": round(second), "deeds": done.total()} | looks[-1])
+            if passed >= 1:
                 break
             deed()
             done[deed.__name__] += 1
@@ -300,12 +300,15 @@ def _for_ever(deeds: Sequence[Callable[[], None]]) -> Iterator[Callable[[], None
         yield from deeds
 
 
-def main() -> int:
+def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.chaos.growth", description=__doc__)
     parser.add_argument("--minutes", type=float, default=60.0)
+    parser.add_argument(
+        "--rounds", type=int, default=0, help="end after so many rounds of all deeds (0: after the time)"
+    )
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--out", help="a file for the lines, too")
-    given = parser.parse_args()
+    given = parser.parse_args(arguments)
     warnings.simplefilter("ignore")
 
     def tell(told: dict[str, Any]) -> None:
@@ -314,7 +317,7 @@ def main() -> int:
             with open(given.out, "a") as file:
                 file.write(json.dumps(told) + "\n")
 
-    return 1 if run(60 * given.minutes, given.seed, tell) else 0
+    return 1 if run(60 * given.minutes, given.seed, tell, given.rounds) else 0
 
 
 if __name__ == "__main__":

@@ -1,30 +1,30 @@
 """A process that makes and drops everything in turn does not grow, and what grows is noticed."""
 
 import json
-import subprocess
+import os
 import sys
 
 import pytest
 
+from tests import forked
 from tests.chaos import growth
-from tests.chaos.processes import ROOT
 
 STEADY = dict.fromkeys(growth._MORE, 1000.0)
 
 
+def begin(arguments):
+    sys.exit(growth.main(arguments))
+
+
 @pytest.mark.slow
 @pytest.mark.process
-def test_nothing_grows():
-    result = subprocess.run(
-        [sys.executable, "-m", "tests.chaos.growth", "--minutes", "0.75"],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        timeout=600,
-    )
-    assert result.returncode == 0, result.stdout + result.stderr
-    *looks, end = map(json.loads, result.stdout.splitlines())
-    assert end["grown"] == [] and min(end["deeds"].values()) > 0
+@pytest.mark.parametrize("rounds", [2, pytest.param(8, marks=pytest.mark.nightly)])
+def test_nothing_grows(rounds):
+    process = forked.Popen(begin, ["--rounds", str(rounds)], os.environ)
+    said, errors = process.communicate(600)
+    assert process.returncode == 0, said + errors
+    *looks, end = map(json.loads, said.splitlines())
+    assert end["grown"] == [] and set(end["deeds"].values()) == {rounds}
     bound = 1.5 * growth._BYTES / 4 / (1 << 20)  # the latest ones stay, however large they are
     assert all(look["executables_mib"] <= bound for look in looks)
 

@@ -8,6 +8,7 @@ end when the pipe from there is closed; but those that it has forked hold that o
 """
 
 import importlib
+import os
 
 import numpy as np
 
@@ -86,5 +87,6 @@ def warm_tables() -> None:
 
 
 entry.end_with_parent()
+os.fsync = lambda handle: None  # as tests/conftest.py
 warm()
 warm_tables()

@@ -77,6 +77,40 @@ def test_processes_that_train_together(cluster):
     np.testing.assert_allclose(losses_of(".", 2), alone(5), rtol=1e-4)
 
 
+# In the first life servers leave a snapshot, and all processes wait; in the second life trainers end at once.
+TWO_LIVES = """
+import os, pathlib, time
+role = os.environ["TRAINING_ROLE"]
+rank = os.environ["PADDLE_PSERVER_ID" if role == "PSERVER" else "PADDLE_TRAINER_ID"]
+restores = os.environ.get("JFLUID_PS_RESTORE", "no")
+if role == "PSERVER":
+    folder = pathlib.Path(os.environ["JFLUID_PS_SNAPSHOT_FOLDER"], f"server-{rank}")
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "rows.json").touch()
+life = int("SLURM_RESTART_COUNT" in os.environ)
+pathlib.Path(f"{role}.{rank}.{life}").write_text(restores)
+time.sleep(600 * (role == "PSERVER" or life == 0))
+"""
+
+
+def test_a_requeued_job_resumes_from_snapshots(cluster):
+    """The servers of its second life are told to; the launchers refuse the folder of snapshots otherwise."""
+    job = submit(
+        cluster,
+        *("--nodes", "2", "--servers", "1", "--trainers", "1"),
+        *("--set", "snapshots.folder=cuts", "--set", "server_grace=0.2", write("train.py", TWO_LIVES)),
+    )
+    wait_until(lambda: len(list(Path().glob("*.?.0"))) == 4, lambda: Path(f"slurm-{job}.out").read_text())
+    cluster.run("scontrol", "requeue", job)
+    found, said = end_of(cluster, job)
+    assert found == "COMPLETED", said
+    told = {path.name: path.read_text() for path in Path().glob("*.?.?")}
+    of_servers = {f"PSERVER.{rank}.{life}": ("no", "1")[life] for rank in range(2) for life in range(2)}
+    assert told == of_servers | {f"TRAINER.{rank}.{life}": "no" for rank in range(2) for life in range(2)}
+
+
+@pytest.mark.slow
+@pytest.mark.nightly  # the test above, and tests/cluster/test_hosts.py and tests/chaos, which go on from snapshots
 def test_a_requeued_job_with_servers_goes_on_from_its_snapshots(cluster):
     set_number("go", 1)
     job = submit(

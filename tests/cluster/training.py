@@ -6,6 +6,7 @@ A trainer appends `step loss` lines to `losses-<rank>` in the folder of the job.
 """
 
 import argparse
+import functools
 import os
 import sys
 import time
@@ -44,6 +45,7 @@ def batch(step, share=slice(None)):
     return {name: value[share] for name, value in found.items()}
 
 
+@functools.cache
 def alone(steps):
     """The losses of one process that has whole batches."""
     main, startup = fluid.Program(), fluid.Program()

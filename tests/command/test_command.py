@@ -13,17 +13,21 @@ import pytest
 import jfluid as fluid
 from jfluid import command, launch
 from jfluid.command import completion
+from tests import forked
 from tests.launch_case import untimed
 
 ROOT = Path(__file__).parents[2]
 
 
-def run(*arguments, folder, **environment):
-    """The command as a process."""
+def run(*arguments, folder, fresh=False, **environment):
+    """The command as a process, which is forked, or a new interpreter."""
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), **environment}
+    if not fresh:
+        return forked.jfluid(arguments, folder, environment)
     return subprocess.run(
         [sys.executable, "-m", "jfluid", *map(str, arguments)],
         cwd=folder,
-        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), **environment},
+        env=environment,
         capture_output=True,
         text=True,
         timeout=300,
@@ -117,8 +121,8 @@ sys.exit(int(sys.argv[-1]))
 def test_run_is_as_python_runs_it(tmp_path):
     (tmp_path / "news").mkdir()
     (tmp_path / "news" / "train.py").write_text(SCRIPT)
-    for target in (["news/train.py"], ["-m", "news.train"]):
-        done = run("run", *target, "--epochs", "7", folder=tmp_path)
+    for fresh, target in ((True, ["news/train.py"]), (False, ["-m", "news.train"])):
+        done = run("run", *target, "--epochs", "7", folder=tmp_path, fresh=fresh)
         assert (done.stdout, done.returncode) == ("__main__ jfluid ['--epochs', '7']\n", 7)
     refused = run("run", "gone.py", folder=tmp_path)
     assert refused.returncode == 2 and refused.stderr.startswith("jfluid run: gone.py: expected")
@@ -127,7 +131,7 @@ def test_run_is_as_python_runs_it(tmp_path):
         assert refused.returncode == 2 and refused.stderr == (
             f"jfluid run: -m {module}: there is no such module in {tmp_path}, nor among the installed modules\n"
         )
-    assert "or a subcommand (jfluid --help" in run("gone", folder=tmp_path).stderr
+    assert "or a subcommand (jfluid --help" in run("gone", folder=tmp_path, fresh=True).stderr
 
 
 @pytest.mark.process

@@ -2,6 +2,7 @@
 
 import contextlib
 import gzip
+import itertools
 import json
 import re
 import time
@@ -16,6 +17,7 @@ from tests import browser
 from tests.dashboard.test_dashboard import BEGIN, HOSTILE, job, member, put, served  # noqa: F401
 from tests.launch.test_record import LOGS, get, link_of
 from tests.launch_case import PROLOGUE, Launcher, wait_until, write
+from tests.slow_tests import nightly_but
 
 pytestmark = [
     pytest.mark.process,
@@ -269,10 +271,15 @@ def of_ranks(folder, ranks):
         )
 
 
-@pytest.mark.parametrize("size", [(1200, 900), (390, 844)], ids=["desktop", "phone"])
-@pytest.mark.parametrize("ranks", [2, 200])
-@pytest.mark.parametrize("scheme", ["light", "dark"])
-def test_jobs_of_2_and_of_200_ranks(page, tmp_path, ranks, size, scheme):
+# (colours, ranks, size of the window): at night all combinations
+VIEWS = list(itertools.product(["light", "dark"], [2, 200], ["desktop", "phone"]))
+FEW_VIEWS = [("light", 200, "phone"), ("dark", 200, "desktop"), ("light", 2, "desktop"), ("dark", 2, "phone")]
+SIZES = {"desktop": (1200, 900), "phone": (390, 844)}
+
+
+@pytest.mark.parametrize("view", nightly_but(FEW_VIEWS, VIEWS), ids=lambda view: "-".join(map(str, view)))
+def test_jobs_of_2_and_of_200_ranks(page, tmp_path, view):
+    scheme, ranks, size = view[0], view[1], SIZES[view[2]]
     of_ranks(tmp_path, ranks)
     page.scheme(scheme)
     with shown(page, tmp_path, size=size):

@@ -71,7 +71,7 @@ def read(folder):
     return runs
 
 
-@fuzzed(60)
+@fuzzed(20)
 @given(st.lists(LINES, min_size=1, max_size=40), st.lists(LINES, max_size=10))
 def test_any_line_is_shown_or_passed_over(tmp_path_factory, own, of_launcher):
     folder = tmp_path_factory.mktemp("record")

@@ -3,8 +3,6 @@
 import gzip
 import json
 import os
-import subprocess
-import sys
 import time
 from pathlib import Path
 
@@ -14,8 +12,9 @@ from jfluid import errors
 from jfluid.command import profile
 from jfluid.dashboard.runs import Runs
 from jfluid.record import profiles, step_traces
+from tests import forked
 from tests.dashboard.test_dashboard import get, job, served  # noqa: F401
-from tests.launch_case import ENVIRONMENT, LIMIT, gang
+from tests.launch_case import ENVIRONMENT, gang
 
 STEPS = """
 import jfluid as fluid, numpy as np, sys, time
@@ -53,23 +52,10 @@ def test_some_steps_of_a_script(tmp_path):
     (tmp_path / "train.py").write_text(
         "import sys\nassert sys.argv[1:] == ['--epochs', '3', '--steps', '9']\n" + STEPS.format(steps=12)
     )
-    command = [
-        sys.executable,
-        "-m",
-        "jfluid",
-        "profile",
-        "train.py",
-        "--steps",
-        "4:7",
-        "--epochs",
-        "3",
-        "--",
-        "--steps",
-        "9",
-    ]
     # steps are compiled, which have instructions to measure, though the flag is not given
     environment = {name: value for name, value in ENVIRONMENT.items() if name != "FLAGS_interpret_first_steps"}
-    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=LIMIT)
+    words = "profile train.py --steps 4:7 --epochs 3 -- --steps 9".split()
+    done = forked.jfluid(words, tmp_path, environment)
     assert done.returncode == 0, done.stderr
     assert "Time by operator type" in done.stdout and "mul" in done.stdout
     found = slices(events_of(tmp_path / "profile.json.gz"), "trainer 0")
@@ -84,8 +70,7 @@ def test_some_steps_of_a_script(tmp_path):
 @pytest.mark.process
 def test_a_script_that_ends_before_the_steps(tmp_path):
     (tmp_path / "train.py").write_text(STEPS.format(steps=2))
-    command = [sys.executable, "-m", "jfluid", "profile", "--steps", "100:110", "train.py"]
-    done = subprocess.run(command, cwd=tmp_path, env=ENVIRONMENT, capture_output=True, text=True, timeout=LIMIT)
+    done = forked.jfluid(["profile", "--steps", "100:110", "train.py"], tmp_path, ENVIRONMENT)
     assert done.returncode == 1 and "the script took 2 steps, and none from step 100 on" in done.stderr
     assert not (tmp_path / "profile.json.gz").exists()
 

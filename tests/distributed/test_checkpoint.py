@@ -19,13 +19,20 @@ from tests.failing_disk import Disk, Killed, left_in
 KINDS = ["dense", "sparse", "distributed"]
 
 
-def trained(kind, optimizer, folder, feeds, servers=2, **config):
-    """Train, and save the job in a folder; the losses of all steps but the first five."""
-    with Job(net(kind, optimizer), servers, **config) as job:
-        job.begin()
-        job.steps(batches(5))
-        job.save(folder)
-        return job.steps(feeds)
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory):
+    """What trains on two servers, and saves the job after five steps: (folder, losses of the next four steps)."""
+
+    @functools.cache
+    def train(kind, optimizer, **config):
+        with pytest.MonkeyPatch.context() as patch, Job(net(kind, optimizer), 2, **config) as job:
+            patch.setenv("JFLUID_JOB_TOKEN", "0123456789-token-of-the-tests")
+            job.begin()
+            job.steps(batches(5))
+            folder = job.save(tmp_path_factory.mktemp("trained"))
+            return folder, job.steps(batches(5, 9))
+
+    return train
 
 
 @pytest.mark.parametrize(
@@ -36,26 +43,26 @@ def trained(kind, optimizer, folder, feeds, servers=2, **config):
         ("sparse", "momentum"),
     ],
 )
-def test_one_process_goes_on(kind, optimizer, tmp_path):
+def test_one_process_goes_on(kind, optimizer, trained):
     """The folder is what `fluid.io` reads: all variables by name, whole."""
-    wanted = trained(kind, optimizer, tmp_path, batches(5, 9))
-    found, _ = alone(net(kind, optimizer), batches(5, 9), load=tmp_path)
+    folder, wanted = trained(kind, optimizer)
+    found, _ = alone(net(kind, optimizer), batches(5, 9), load=folder)
     np.testing.assert_allclose(found, wanted, rtol=1e-4)
 
 
 @pytest.mark.parametrize(
     ("kind", "optimizer", "servers"),
     [
-        ("dense", "adam", 3),
-        ("dense", "sgd", 1),
+        ("dense", "decay", 3),
+        ("sparse", "momentum", 1),
         ("sparse", "adam", 3),
         ("sparse", "lamb", 3),
         ("distributed", "decayed", 3),
     ],
 )
-def test_other_servers_go_on(kind, optimizer, servers, tmp_path):
-    wanted = trained(kind, optimizer, tmp_path, batches(5, 9))
-    with Job(net(kind, optimizer), servers, load=str(tmp_path)) as job:
+def test_other_servers_go_on(kind, optimizer, servers, trained):
+    folder, wanted = trained(kind, optimizer)
+    with Job(net(kind, optimizer), servers, load=folder) as job:
         job.begin()
         found = job.steps(batches(5, 9))
     np.testing.assert_allclose(found, wanted, rtol=1e-5)
@@ -69,10 +76,10 @@ def test_servers_go_on_from_one_process(tmp_path):
         np.testing.assert_allclose(job.steps(batches(5, 9)), losses[5:], rtol=1e-4)
 
 
-def test_asynchronous_schedules_go_on(tmp_path):
+def test_asynchronous_schedules_go_on(trained):
     """Servers sum up the steps of all trainers: the sum is what is saved."""
-    wanted = trained("sparse", "decay", tmp_path, batches(5, 9), sync=False)
-    with Job(net("sparse", "decay"), 3, sync=False, load=str(tmp_path)) as job:
+    folder, wanted = trained("sparse", "decay", sync=False)
+    with Job(net("sparse", "decay"), 3, sync=False, load=folder) as job:
         job.begin()
         np.testing.assert_allclose(job.steps(batches(5, 9)), wanted, rtol=1e-5)
 
@@ -116,9 +123,8 @@ def loaded(folder):
     return parameters(main, scope)
 
 
-def test_a_save_is_killed(tmp_path, monkeypatch):
+def test_a_save_is_killed(tmp_path):
     """At any step of the trainer that saves: variables and rows of tables are those of one save."""
-    monkeypatch.setattr(os, "fsync", lambda handle: None)
     with Job(net("distributed", "sgd"), 2) as job:
         job.begin()
         wanted = []

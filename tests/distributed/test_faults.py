@@ -351,13 +351,15 @@ def test_an_asynchronous_server_is_killed(keeps, tmp_path, undisturbed):
         assert_same(found, undisturbed(servers=1, trainers=1, sync=False))
 
 
-def test_a_server_stands_still(tmp_path, undisturbed):
+@pytest.mark.parametrize("seconds", [6, pytest.param(25, marks=pytest.mark.nightly)])
+def test_a_server_stands_still(seconds, tmp_path, undisturbed):
+    """For longer than the time between heartbeats; at night for longer than that of gRPC's pings."""
     with Processes(tmp_path) as job:
         job.hold(3)
         job.trainers[0].until("waits at 3;")
         job.servers[0].stand_still()
         job.hold(STEPS)
-        time.sleep(20)  # what is tested: so long a standstill does no harm
+        time.sleep(seconds)  # what is tested: so long a standstill does no harm
         assert max(job.trainers[0].steps) == 2
         job.servers[0].signal(signal.SIGCONT)
         found = job.finish()

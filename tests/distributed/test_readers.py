@@ -184,12 +184,12 @@ def linear_batch(step):
     "kind, strategy, replicas",
     [
         ("DataLoader", "geo", 2),
-        ("DataLoader", "half-async", None),
+        pytest.param("DataLoader", "half-async", None, marks=pytest.mark.nightly),
         ("PyReader", "async", 2),
         ("py_reader", "sync", 2),
-        ("py_reader", "geo", None),
-        ("py_reader_by_data", "async", None),
-        ("py_reader_by_data", "sync", None),
+        pytest.param("py_reader", "geo", None, marks=pytest.mark.nightly),
+        ("py_reader_by_data", "half-async", None),
+        pytest.param("py_reader_by_data", "sync", None, marks=pytest.mark.nightly),
     ],
 )
 def test_what_a_program_reads_equals_what_it_is_fed(kind, strategy, replicas):

@@ -16,6 +16,7 @@ from jfluid.transpiler.config import DistributedMode
 from tests.distributed.job import HEIGHT, OPTIMIZERS, SLOTS, Job, click_model, numbers
 from tests.distributed.test_local_state import killed
 from tests.dynamic_shapes.test_placements import MOST, compilations
+from tests.slow_tests import nightly_but
 
 SIZES = [(3 + (5 * step) % 7, 4 + (11 * step) % 29) for step in range(40)]  # all different
 STEPS = 16  # of jobs whose trainer is started again
@@ -75,19 +76,20 @@ def trained(kind, padded, mode, steps):
         fluid.set_flags(before)
 
 
+WAYS = [
+    ("sparse", "asynchronous"),
+    ("distributed", "asynchronous"),
+    ("sparse", "synchronous"),
+    ("distributed", "synchronous"),
+    ("sparse", "geo"),
+]
+
+
 # Exact shapes compile a program for each size.
 @pytest.mark.parametrize("steps", [14, pytest.param(len(SIZES), marks=pytest.mark.nightly)])
-@pytest.mark.parametrize(
-    ("kind", "mode"),
-    [
-        ("sparse", "asynchronous"),
-        ("distributed", "asynchronous"),
-        ("sparse", "synchronous"),
-        ("distributed", "synchronous"),
-        ("sparse", "geo"),
-    ],
-)
-def test_trainers_pad(kind, mode, steps):
+@pytest.mark.parametrize("way", nightly_but([WAYS[0], WAYS[3], WAYS[4]], WAYS), ids="-".join)
+def test_trainers_pad(way, steps):
+    kind, mode = way
     expected, state, before = trained(kind, False, mode, steps)
     found, padded_state, compiled = trained(kind, True, mode, steps)
     assert compiled <= MOST < before

@@ -4,9 +4,9 @@ sizes from traces at samples, beside a trace at these sizes.
 
 import contextlib
 import functools
+import itertools
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax.extend import core
@@ -15,75 +15,59 @@ from jfluid.check_device import cases
 from jfluid.compile.dynamic_shapes.dims import NoRule, Sizes
 from jfluid.compile.dynamic_shapes.unpadded import Unpadded
 from jfluid.compile.numpy_steps.interpreter import Listing, inner
-from jfluid.ops.ragged import Ragged
-from tests.dynamic_shapes.padding import (
-    difference,
-    places_alike,
-    recorder,
-    run_padded,
-    traced,
-)
+from tests import recorded_cases
+from tests.dynamic_shapes.padding import difference, places_alike, recorder, run_padded, traced
+from tests.recorded_cases import first_of_each, jaxpr_of, operations, ranks_and_types
 
 PARTS = 4
+# Groups of dimensions of a case that are tried before each change: those of one size together, and the first alone.
+FEW = 2
 
 
-def weights(out):
-    """Weights of the elements of an output, which follow from their places alone."""
-    if isinstance(out, list):
-        return [weights(o) for o in out]
-    rows = out.values if isinstance(out, Ragged) else out
-    if rows is None or not jnp.issubdtype(rows.dtype, jnp.floating):
+def arrays_of(computation):
+    """Return the arrays of a case, None for a case with sequences."""
+    leaves = jax.tree.leaves(computation.arguments)
+    if "sequences" in computation.case.name or not all(isinstance(v, np.ndarray) for v in leaves):
         return None
-    angle = jnp.zeros(rows.shape, jnp.float64)
-    for axis in range(rows.ndim):
-        places = jax.lax.broadcasted_iota(jnp.float64, rows.shape, axis)
-        angle = angle + (axis + 1.3) * places
-    return (1 + 0.5 * jnp.sin(angle)).astype(rows.dtype)
+    return leaves
 
 
-def function_of(case):
-    """Return a case as a function of arrays, and its arrays; None for one with sequences."""
-    computation = cases.Computation(case)
-    leaves, structure = jax.tree.flatten(computation.arguments)
-    if "sequences" in case.name or not all(isinstance(v, np.ndarray) for v in leaves):
-        return None
-    return (
-        lambda *given: jax.tree.leaves(computation(jax.tree.unflatten(structure, given))),
-        leaves,
-    )
+def function_of(computation):
+    """Return a case as a function of arrays."""
+    structure = jax.tree.structure(computation.arguments)
+    return lambda *given: jax.tree.leaves(computation(jax.tree.unflatten(structure, given)))
+
+
+def dense():
+    """Return the recorded cases of arrays."""
+    return [c for c in recorded_cases.computations() if arrays_of(c) is not None]
 
 
 @functools.cache
-def functions(part):
-    """Return the cases of a part of the recorded cases, each with its function and its arrays."""
-    found = [(case, function_of(case)) for case in cases.runnable(cases.recorded())[part::PARTS]]
-    return [(case, *own) for case, own in found if own is not None]
-
-
-@functools.cache
-def samples_of(part, number, group):
+def samples_of(computation, group):
     """Return the traces of a case at samples of the sizes of a group, or why there are none."""
-    _, function, arguments = functions(part)[number]
     try:
-        return traced(function, arguments, [group])
+        return traced(function_of(computation), arrays_of(computation), [group])
     except NoRule as error:
         return error
 
 
-def samples(part, number, group):
+def samples(computation, group):
     """Return the traces of a case, which both tests below read. Raises NoRule."""
-    found = samples_of(part, number, tuple(group))
+    found = samples_of(computation, tuple(group))
     if isinstance(found, NoRule):
         raise found
     return found
 
 
 @pytest.fixture(autouse=True, scope="module")
-def end():
-    yield
-    functions.cache_clear()
-    exact_results.cache_clear()
-    samples_of.cache_clear()
+def weights_of_places():
+    """Weight outputs of all shapes alike, and leave no traces to other modules."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(cases, "_weights", recorded_cases.weights)
+        yield
+    for cached in (recorded_cases.computations, samples_of, exact_results):
+        cached.cache_clear()
 
 
 def varying(low, high):
@@ -102,54 +86,62 @@ def rules(low, high):
     return found
 
 
-def padded(part):
-    """Yield the cases of a part that can be padded: the case, its function, its arrays, and traces at each group."""
-    for number, (case, function, arguments) in enumerate(functions(part)):
-        for group in places_alike(arguments):
-            if len(group) > 1 or group[0] == (0, 0):
-                with contextlib.suppress(NoRule):
-                    yield case, function, arguments, group, samples(part, number, group)
+def groups(computation, most=None):
+    """Yield the groups of dimensions that can be padded, of the first `most` of a case, with traces at each group."""
+    for group in itertools.islice(places_alike(arrays_of(computation)), most):
+        if len(group) > 1 or group[0] == (0, 0):
+            with contextlib.suppress(NoRule):
+                yield group, samples(computation, group)
 
 
 @functools.cache
-def exact_results(part, name):
-    ((function, arguments),) = [own for case, *own in functions(part) if case.name == name]
-    return jax.jit(function)(*arguments)
+def exact_results(computation):
+    return jax.tree.leaves(jax.jit(computation)(computation.arguments))
 
 
-def is_right(part, case, function, arguments, traces):
+def is_right(computation, traces):
     """Return True if results at padded sizes are the exact ones, None if a primitive of the case has no rule."""
     try:
-        results = run_padded(function, traces, arguments)
+        results = run_padded(function_of(computation), traces, arrays_of(computation))
     except NoRule:
         return None
-    return difference(results, exact_results(part, case.name)) <= 1e-4
+    return difference(results, exact_results(computation)) <= 1e-4
 
 
-def test_padded_operators_give_what_exact_ones_give(monkeypatch):
+def first_right(computation, known):
+    """Return the result of `is_right` for the first group with a rule that is not known, None without such a group."""
+    for _, traces in groups(computation, FEW):
+        low, high = traces._ends
+        if not (own := rules(low.jaxpr, high.jaxpr)) <= known:
+            found = is_right(computation, traces)
+            if found is not None:
+                known |= own
+                return found
+    return None
+
+
+def test_padded_operators_give_what_exact_ones_give():
     """Padding has a rule for each primitive: the first operators of each primitive and each set of its dimensions."""
-    monkeypatch.setattr(cases, "_weights", weights)
-    known, right = set(), {}
+    shown, known, right = set(), set(), {}
     with jax.enable_x64(True):
-        for part in range(PARTS):
-            for case, function, arguments, _, traces in padded(part):
-                low, high = traces._ends
-                own = rules(low.jaxpr, high.jaxpr)
-                if case.name not in right and not own <= known:
-                    found = is_right(part, case, function, arguments, traces)
-                    if found is not None:
-                        right[case.name] = found
-                        known |= own
+        for computation in dense():
+            own = operations(jaxpr_of(computation).jaxpr, ranks_and_types)
+            if not own <= shown:
+                found = first_right(computation, known)
+                if found is not None:
+                    right[computation.case.name] = found
+                    shown |= own
     assert [name for name, found in right.items() if not found] == []
     assert len(right) > 100
 
 
 @pytest.mark.nightly
 @pytest.mark.parametrize("part", range(PARTS))
-def test_each_operator_gives_at_padded_sizes_what_it_gives_at_exact_ones(part, monkeypatch):
-    monkeypatch.setattr(cases, "_weights", weights)
+def test_each_operator_gives_at_padded_sizes_what_it_gives_at_exact_ones(part):
     with jax.enable_x64(True):
-        right = {(case.name, *group): is_right(part, case, *own, traces) for case, *own, group, traces in padded(part)}
+        right = {
+            (c.case.name, *group): is_right(c, traces) for c in dense()[part::PARTS] for group, traces in groups(c)
+        }
     assert [name for name, found in right.items() if found is False] == []
     assert len([name for name, found in right.items() if found]) > 30
 
@@ -193,25 +185,27 @@ def same_operations(a, b):
     )
 
 
-@pytest.mark.parametrize("part", range(PARTS))
-def test_operators_are_as_traced_at_each_size(part, monkeypatch):
-    monkeypatch.setattr(cases, "_weights", weights)
+@pytest.mark.parametrize(
+    "part",
+    [pytest.param(None, id="each primitive"), *(pytest.param(p, marks=pytest.mark.nightly) for p in range(PARTS))],
+)
+def test_operators_are_as_traced_at_each_size(part):
     compared, wrong = 0, []
     with jax.enable_x64(True):
-        for number, (case, function, arguments) in enumerate(functions(part)):
-            for group in places_alike(arguments):
+        for computation in first_of_each(ranks_and_types, dense()) if part is None else dense()[part::PARTS]:
+            for group in itertools.islice(places_alike(arrays_of(computation)), FEW if part is None else None):
                 try:
-                    known = samples(part, number, group)
+                    known = samples(computation, group)
                     first = known.samples["n0"][0]
                     shapes = {n: shapes_at(known, n) for n in (first + 5, first + 2)}
                     at_witness = known._with({"n0": first + 5}, shapes[first + 5])
-                    wanted = recorder(function, arguments)(shapes[first + 2])
+                    wanted = recorder(function_of(computation), arrays_of(computation))(shapes[first + 2])
                     given = Unpadded(*at_witness[:2]).at(Sizes({"n0": first + 2}, {"n0": first + 2}))
                 except NoRule:
                     continue
                 compared += 1
                 if not same_operations(given, Listing(wanted)):
-                    wrong.append((case.name, group))
+                    wrong.append((computation.case.name, group))
                 break
     assert not wrong
     assert compared > 30

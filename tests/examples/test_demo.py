@@ -1,4 +1,4 @@
-"""The demo and the README's script, run as a user runs them."""
+"""The demo and the README's script, run as a user runs them; before each change the demo's processes are forked."""
 
 import re
 from pathlib import Path
@@ -11,7 +11,8 @@ from tests.example_runs import ROOT, run_example
 pytestmark = [pytest.mark.process, pytest.mark.slow]
 
 
-def test_demo(tmp_path):
+@pytest.mark.parametrize("as_users", [False, pytest.param(True, marks=pytest.mark.nightly)], ids=["forked", "as users"])
+def test_demo(tmp_path, as_users):
     (config,) = re.findall(r"jfluid-launch configs/(\w+)\.yaml", (ROOT / "Makefile").read_text())
     small = {
         "lines": 10240,
@@ -22,7 +23,7 @@ def test_demo(tmp_path):
         "learning_rate": "1e-2",
     }
     # so few lines give 0.718, which is 0.073 below the best; 0.02 less is a fault
-    result = run_example(config, tmp_path, as_users=True, **small, largest_gap=0.093)
+    result = run_example(config, tmp_path, as_users=as_users, **small, largest_gap=0.093)
     assert result.returncode == 0, result.stdout + result.stderr
     auc, best, gap = map(
         float,

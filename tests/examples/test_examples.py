@@ -256,14 +256,14 @@ def test_labels_of_reviews_follow_their_clauses(example):
 
 
 @pytest.mark.process
-@pytest.mark.parametrize(("epochs", "least"), [(1, 0.0), pytest.param(4, 0.1, marks=pytest.mark.nightly)])
-def test_detection(tmp_path, epochs, least):
-    few = {"images": 480, "test_images": 48, "epochs": epochs, "minimum_precision": least}
+@pytest.mark.nightly  # tests/parity trains such a network (test_ssd.py) before each change
+def test_detection(tmp_path):
+    few = {"images": 480, "test_images": 48, "epochs": 4, "minimum_precision": 0.1}
     result = run_example("detection", tmp_path, **few)
     assert result.returncode == 0, result.stdout + result.stderr
     precision, pictures = printed(result, r"mean average precision: ([\d.]+) on (\d+) test")
-    assert float(precision) >= least and pictures == "48"
-    assert re.search(rf"train {15 * epochs}/{15 * epochs} .* examples/s  loss ", result.stderr)
+    assert float(precision) >= 0.1 and pictures == "48"
+    assert re.search(r"train 60/60 .* examples/s  loss ", result.stderr)
     assert is_picture(tmp_path / "detection.png")
 
 
@@ -316,14 +316,14 @@ def test_collective_digits(tmp_path):
 
 @pytest.mark.process
 @pytest.mark.partly_optimised
-@pytest.mark.parametrize(("epochs", "least"), [(1, 0.0), pytest.param(5, 0.3, marks=pytest.mark.nightly)])
-def test_gan_digits(tmp_path, epochs, least):
-    few = {"epochs": epochs, "reader_epochs": 6, "minimum_share": least}
+@pytest.mark.nightly  # tests/parity/test_dygraph.py trains such a network before each change
+def test_gan_digits(tmp_path):
+    few = {"epochs": 5, "reader_epochs": 6, "minimum_share": 0.3}
     result = run_example("gan_digits", tmp_path, **few)
     assert result.returncode == 0, result.stdout + result.stderr
     pattern = r"reads ([\d.]+)% of real digits[\s\S]*reads ([\d.]+)% of the drawings as meant"
     real, drawn = map(float, printed(result, pattern))
-    assert real >= 85 and drawn >= 100 * least
+    assert real >= 85 and drawn >= 30
     assert is_picture(tmp_path / "gan_digits.png")
     assert (tmp_path / "generator.pdparams").stat().st_size > 1000
 

@@ -89,6 +89,7 @@ def test_on_two_devices(run, tmp_path, monkeypatch, program):
     np.testing.assert_allclose(losses(tmp_path), GOLDEN[program]["replicas"], rtol=1e-4)
 
 
+@pytest.mark.nightly  # tests/contrib/test_mixed_precision.py compares programs in half precision before each change
 def test_half_precision_is_near(run, tmp_path):
     """Fluid 1.8.5 has no such kernels on CPUs: its losses in single precision are the measure."""
     run("bert", "--steps", STEPS, "--half", 1, "--worst_gap", 9)
@@ -103,7 +104,7 @@ def test_a_program_fails_where_it_is_too_far_from_the_best(run):
 
 
 @pytest.mark.process
-@pytest.mark.parametrize("program", nightly_but(("deepfm", "mmoe", "bert"), PROGRAMS))
+@pytest.mark.parametrize("program", nightly_but(("deepfm", "mmoe"), PROGRAMS))
 def test_by_its_job_file(tmp_path, monkeypatch, program):
     """In an empty folder: on two CPU devices, or by two parameter servers and two trainers."""
     values = {

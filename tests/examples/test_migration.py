@@ -3,13 +3,13 @@
 import os
 import re
 import shutil
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
 from jfluid import command
+from tests import forked
 
 ROOT = Path(__file__).parents[2]
 PROJECT = ROOT / "examples" / "migration"
@@ -32,14 +32,7 @@ def mended(clicks):
 
 
 def run(*arguments, folder):
-    done = subprocess.run(
-        [sys.executable, "-m", "jfluid", *map(str, arguments)],
-        cwd=folder,
-        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
-        capture_output=True,
-        text=True,
-        timeout=300,
-    )
+    done = forked.jfluid(arguments, folder, {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)})
     assert done.returncode == 0, done.stdout + done.stderr
     return [float(loss) for loss in re.findall(r"^step \d+: loss (\S+)$", done.stdout, re.MULTILINE)]
 

@@ -13,10 +13,10 @@ from hypothesis import strategies as st
 from tests.measured import call_within
 
 _WANTED = os.environ.get("JFLUID_FUZZ", "")
-# How many examples tests of machine code and of operators by sequences draw together, in place of USUAL.
-_CASES = os.environ.get("JFLUID_FUZZ_CASES", "")
+# The numbers of examples that tests name are for USUAL cases; before each change a test draws half of its number.
 USUAL = 500
-LONG = bool(_WANTED) or int(_CASES or 0) > USUAL
+_CASES = int(os.environ.get("JFLUID_FUZZ_CASES", "") or USUAL // 2)
+LONG = bool(_WANTED) or _CASES > USUAL
 # Bytes that a parser may take whatever its input: arrays of its own, error texts, what Python
 # keeps.
 FLOOR = 700_000
@@ -26,7 +26,7 @@ _SECONDS, _SECONDS_A_BYTE = 3.0, 2e-4
 
 def fuzzed(examples: int = 60) -> settings:
     """Few examples that are always the same, or as many as the environment asks for."""
-    wanted = int(_WANTED) if _WANTED else max(1, examples * int(_CASES or USUAL) // USUAL)
+    wanted = int(_WANTED) if _WANTED else max(1, examples * _CASES // USUAL)
     return settings(
         max_examples=wanted,
         derandomize=not LONG,

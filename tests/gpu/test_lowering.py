@@ -14,6 +14,7 @@ import jfluid as fluid
 from jfluid.check_device import cases, structure
 from jfluid.ops import registry
 from jfluid.places import CPUPlace
+from tests import recorded_cases
 from tests.gpu.ahead import (  # lowers_for_cuda is a fixture
     arguments_of,
     lowered_for_cuda,
@@ -29,24 +30,26 @@ import fluid_models  # noqa: E402
 PARTS = 6
 
 
-@pytest.mark.parametrize("part", range(PARTS))
-def test_operators_lower(part):
-    some = cases.computations()[part::PARTS]
-    with jax.enable_x64(True):
+def _lower(computations):
+    for computation in computations:
         try:
-            # they have been traced for their shapes; jitted functions are not traced again
-            _lower(cases.together([jax.jit(c) for c in some]), [c.arguments for c in some])
-        except Exception:
-            for one in some:  # which of them?
-                try:
-                    _lower(one.__call__, one.arguments)
-                except Exception as error:
-                    raise AssertionError(f"{one.case.name} does not lower for cuda") from error
-            raise
+            # the constructor has traced the case for its shapes, and jitted functions are not traced again
+            jax.jit(computation).trace(computation.arguments).lower(lowering_platforms=("cuda",))
+        except Exception as error:
+            raise AssertionError(f"{computation.case.name} does not lower for cuda") from error
 
 
-def _lower(function, arguments):
-    jax.jit(function).trace(arguments).lower(lowering_platforms=("cuda",))
+def test_operators_lower():
+    """Rules of lowering are of primitives: operators with a primitive of types that no earlier operator has."""
+    with jax.enable_x64(True):
+        _lower(recorded_cases.first_of_each(recorded_cases.types, recorded_cases.computations()))
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("part", range(PARTS))
+def test_each_operator_lowers(part):
+    with jax.enable_x64(True):
+        _lower(recorded_cases.computations()[part::PARTS])
 
 
 @pytest.mark.usefixtures("lowers_for_cuda")
@@ -59,7 +62,7 @@ def test_small_programs_lower(build):
 
 def test_each_operator_has_a_case_or_a_reason_why_it_has_none():
     """`python -m jfluid.check_device` compares devices on them, and docs/coverage.md names the others."""
-    recorded = {c.case.type for c in cases.computations()}
+    recorded = {case.type for case in cases.runnable(cases.recorded())}
     checked = recorded | structure.shown()
     computed = {name for name in registry.registered() if not (registry.get(name).host or registry.get(name).absent)}
     assert computed - checked == set(structure.ELSEWHERE), (

@@ -348,17 +348,18 @@ def test_without_the_secret_nobody_learns_or_joins(monkeypatch):
             "the same JFLUID_JOB_TOKEN",
         ):
             follower(1, 2, port, secret="another-secret-of-another").rendezvous([7], lambda: False)
-        for said in (
-            b"",
-            json.dumps(["join", {"job": "?", "node": 1, "count": 1, "endpoints": []}]).encode() + b"\n",
-            b"[" * 200_000 + b"\n",
-        ):
-            with socket.create_connection(("127.0.0.1", port), timeout=LIMIT) as stranger:
-                heard = stranger.recv(1000)
-                assert len(heard) == 40 and heard.startswith(b"jfluid 1")
-                with contextlib.suppress(ConnectionError):  # it is closed while this is sent
-                    stranger.sendall(said)
-                    if said:
+        with monkeypatch.context() as patch:
+            patch.setattr(sockets, "_SECONDS_TO_PROVE", 0.5)  # for strangers that send nothing, or too little
+            for said in (
+                b"",
+                json.dumps(["join", {"job": "?", "node": 1, "count": 1, "endpoints": []}]).encode() + b"\n",
+                b"[" * 200_000 + b"\n",
+            ):
+                with socket.create_connection(("127.0.0.1", port), timeout=LIMIT) as stranger:
+                    heard = stranger.recv(1000)
+                    assert len(heard) == 40 and heard.startswith(b"jfluid 1")
+                    with contextlib.suppress(ConnectionError):  # it is closed while this is sent
+                        stranger.sendall(said)
                         assert stranger.recv(1000) in (b"", bytes(32))
         assert thread.is_alive() and not agreed
         right = follower(1, 2, port)
@@ -457,6 +458,13 @@ def test_messages_of_launchers(message):
 def test_a_path_that_is_no_text_can_be_told():
     failure = Failure("rank 1", 1, "exit code 1", b"log-\xff".decode(errors="surrogateescape"), "")
     assert decode(encode(Failed(failure=failure, age=0.0))).failure.log == "log-?"
+
+
+def test_a_host_that_vanishes_is_missed_after_20_seconds():
+    """As docs/clusters.md says; tests/cluster/test_hosts.py takes hosts off a network."""
+    given = rendezvous._KEEPALIVE
+    assert given["TCP_KEEPIDLE"] + given["TCP_KEEPCNT"] * given["TCP_KEEPINTVL"] == 20
+    assert given["TCP_USER_TIMEOUT"] == 20_000  # milliseconds
 
 
 # ---- real launchers on two addresses of this host ------------------------------------------------

@@ -84,7 +84,23 @@ def test_restarts_and_the_traceback_of_a_failure():
     assert "Traceback" in failures[0]["excerpt"] and "<b>too</b> \x1b[31m large" in failures[0]["excerpt"]
     assert len(recorded("trainer.0", "start")) == 2 and len(recorded("trainer.0", "scalars")) == 6
     assert [line["restarts"] for line in recorded("trainer.0", "start")] == [0, 1]
-    assert "rank 0" in recorded("launcher.0", "usage")[0]["members"]  # 0 bytes for a process that has just ended
+
+
+# A process that has just ended has 0 bytes: this process waits until its memory is in the record.
+WAITS_FOR_ITS_USAGE = """
+import json
+path, found = pathlib.Path("mylog/record/launcher.0.jsonl"), []
+while not any(line["kind"] == "usage" and line["members"].get("rank 0", [0])[0] > 0 for line in found):
+    time.sleep(0.05)
+    text = path.read_text() if path.exists() else ""
+    found = [json.loads(line) for line in text.rpartition("\\n")[0].splitlines()]
+"""
+
+
+def test_memory_and_processor_time_of_members():
+    assert gang(WAITS_FOR_ITS_USAGE, "--cpus", "1").returncode == 0
+    used = [line["members"]["rank 0"] for line in recorded("launcher.0", "usage") if "rank 0" in line["members"]]
+    assert max(memory for memory, _ in used) > 1 << 20 and used[-1][1] >= 0
 
 
 def test_a_member_that_is_started_again_alone():

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 import jfluid as fluid
-from tests.layers.test_math import into, run
+from tests.layers.test_math import into, run_each
 
 layers = fluid.layers
 X, Y = np.array([[1, 2, 3], [3, 2, 1]], "float32"), np.array([[2, 2, 2]], "float32")
@@ -55,10 +55,14 @@ CASES = {
 }
 
 
+@pytest.fixture(scope="module")
+def values():
+    return run_each(CASES)
+
+
 @pytest.mark.parametrize("name", CASES)
-def test_value(name):
-    build, arrays, expected = CASES[name]
-    found = run(build, *arrays)
+def test_value(name, values):
+    found, expected = values[name], CASES[name][-1]
     assert found.dtype == np.bool_
     np.testing.assert_array_equal(found, expected)
 

@@ -15,19 +15,28 @@ DIVIDEND, DIVISOR = np.array([[5, -7, 9]]), np.array([[3, 2, -4]])
 layers = fluid.layers
 
 
-def run(build, *arrays):
-    """The value of the variable that `build` makes of variables fed with the arrays."""
-    program = fluid.Program()
+def run_each(cases):
+    """Return the values of the variables that cases (function, arrays, ...) make, all in one program."""
+    program, outs, feeds = fluid.Program(), {}, {}
     with fluid.program_guard(program, fluid.Program()), fluid.unique_name.guard():
-        feeds = [
-            layers.data(f"feed_{i}", list(a.shape), append_batch_size=False, dtype=str(a.dtype))
-            for i, a in enumerate(arrays)
-        ]
-        out = build(*feeds)
-        names = {v.name: a for v, a in zip(feeds, arrays, strict=True)}
-        (value,) = fluid.Executor(fluid.CPUPlace()).run(program, feed=names, fetch_list=[out], scope=fluid.Scope())
-    assert tuple(out.shape) == value.shape
-    return value
+        for at, (name, (build, arrays, *_)) in enumerate(cases.items()):
+            given = {f"feed_{at}_{i}": a for i, a in enumerate(arrays)}
+            data = [
+                layers.data(n, list(a.shape), append_batch_size=False, dtype=str(a.dtype)) for n, a in given.items()
+            ]
+            outs[name] = build(*data)
+            feeds |= given
+        values = fluid.Executor(fluid.CPUPlace()).run(
+            program, feed=feeds, fetch_list=list(outs.values()), scope=fluid.Scope()
+        )
+    for name, value in zip(outs, values, strict=True):
+        assert tuple(outs[name].shape) == value.shape, name
+    return dict(zip(outs, values))
+
+
+def run(build, *arrays):
+    """Return the value of the variable that a function makes of variables fed with arrays."""
+    return run_each({"": (build, arrays)})[""]
 
 
 def l2(x, axis):
@@ -162,10 +171,14 @@ CASES = {
 }
 
 
+@pytest.fixture(scope="module")
+def values():
+    return run_each(CASES)
+
+
 @pytest.mark.parametrize("name", CASES)
-def test_value(name):
-    build, arrays, expected = CASES[name]
-    found = run(build, *arrays)
+def test_value(name, values):
+    found, expected = values[name], CASES[name][-1]
     assert found.dtype == np.asarray(expected).dtype
     np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-6)
 

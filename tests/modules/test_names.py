@@ -1,5 +1,6 @@
 """Parameters and variables of many programs have Fluid's names: checkpoints of Fluid fit."""
 
+import functools
 import json
 from pathlib import Path
 
@@ -30,6 +31,7 @@ UNUSED = {
 }
 
 
+@functools.cache
 def built(name):
     return json.loads(json.dumps(names.names(fluid, names.PROGRAMS[name])))
 

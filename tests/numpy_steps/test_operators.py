@@ -7,76 +7,51 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import scipy.special
-from jax.extend import core
 from jax.extend.core import primitives
 
-from jfluid.check_device import cases
 from jfluid.compile.numpy_steps import blas_threads, interpreter, kernels
 from jfluid.compile.numpy_steps.beside import Listing, NotInterpretable
 from jfluid.compile.numpy_steps.interpreter import host_value
 from jfluid.machine_code import convolution_dispatch, kernel_registry, product_dispatch, row_dispatch
+from tests import recorded_cases
 from tests.dynamic_shapes.padding import difference
-from tests.dynamic_shapes.test_operators import weights
 
 PARTS = 8
 
 
-def operations(jaxpr):
-    """Return the primitives of a jaxpr with the ranks and types of their operands."""
-    found = set()
-    for equation in jaxpr.eqns:
-        operands = [(getattr(v.aval, "ndim", 0), str(getattr(v.aval, "dtype", ""))) for v in equation.invars]
-        found.add((equation.primitive.name, *operands))
-        found = found.union(*map(operations, core.jaxprs_in_params(equation.params)))
-    return found
-
-
-def compare(some, chosen):
-    """Interpret cases, and compare the results of chosen jaxprs with XLA's; return the number of these comparisons."""
+def compare(some):
+    """Interpret cases, and compare the results with XLA's; return the number of comparisons."""
     refused, wrong, compared = [], [], 0
-    with jax.enable_x64(True):
-        for case in some:
-            computation = cases.Computation(case)
-            arrays, structure = jax.tree.flatten(computation.arguments)
-
-            def function(*given, computation=computation, structure=structure):
-                return jax.tree.leaves(computation(jax.tree.unflatten(structure, given)))
-
-            jaxpr = jax.make_jaxpr(function)(*arrays)
-            try:
-                with np.errstate(all="ignore"):
-                    results = Listing(jaxpr).run([host_value(v) for v in arrays])
-            except NotInterpretable as error:
-                refused.append((case.name, str(error)))
-                continue
-            assert [(r.shape, r.dtype) for r in results] == [(a.shape, a.dtype) for a in jaxpr.out_avals], case.name
-            if chosen(jaxpr.jaxpr):
-                compared += 1
-                if difference(results, jax.jit(function)(*arrays)) > 1e-4:
-                    wrong.append(case.name)
+    for computation in some:
+        arrays, jaxpr = jax.tree.leaves(computation.arguments), recorded_cases.jaxpr_of(computation)
+        name = computation.case.name
+        try:
+            with np.errstate(all="ignore"):
+                results = Listing(jaxpr).run([host_value(v) for v in arrays])
+        except NotInterpretable as error:
+            refused.append((name, str(error)))
+            continue
+        assert [(r.shape, r.dtype) for r in results] == [(a.shape, a.dtype) for a in jaxpr.out_avals], name
+        compared += 1
+        if difference(results, jax.tree.leaves(jax.jit(computation)(computation.arguments))) > 1e-4:
+            wrong.append(name)
     assert not wrong
     assert len(refused) < 5, refused
     return compared
 
 
-def test_interpreted_operators_give_what_compiled_ones_give(monkeypatch):
+def test_interpreted_operators_give_what_compiled_ones_give():
     """Rules are of primitives: operators with a primitive of ranks and types that no earlier operator has."""
-    monkeypatch.setattr(cases, "_weights", weights)
-    known = set()
-
-    def new(jaxpr):
-        before = len(known)
-        known.update(operations(jaxpr))
-        return len(known) > before
-
-    assert compare(cases.runnable(cases.recorded()), new) > 150
+    with jax.enable_x64(True):
+        every = recorded_cases.computations()
+        assert compare(recorded_cases.first_of_each(recorded_cases.ranks_and_types, every)) > 150
 
 
 @pytest.mark.nightly
 @pytest.mark.parametrize("part", range(PARTS))
-def test_each_interpreted_operator_gives_what_the_compiled_one_gives(part, monkeypatch):
-    monkeypatch.setattr(cases, "_weights", weights)
-    assert compare(cases.runnable(cases.recorded())[part::PARTS], lambda jaxpr: True) > 40
+def test_each_interpreted_operator_gives_what_the_compiled_one_gives(part):
+    with jax.enable_x64(True):
+        assert compare(recorded_cases.computations()[part::PARTS]) > 40
 
 
 @pytest.mark.parametrize(

@@ -64,7 +64,7 @@ def test_a_row_for_each_sequence(make, train):
     (found,) = run(feed, [y])
     assert found.shape == (9, W) and np.isfinite(found).all()
     name = make.__name__
-    for number in (1, 4, 300):
+    for number in (1, 300):
         wrong = {n: state(number, W) for n in feed if n != "x"}
         with pytest.raises(errors.ShapeError, match=rf"{name}: H0: .* 3 sequences, of 16 .*{number}, 16"):
             run(feed | wrong, [y])
@@ -73,7 +73,7 @@ def test_a_row_for_each_sequence(make, train):
                 run(feed | {"c": state(number, W)}, [y])
 
 
-@pytest.mark.parametrize("number", [1, 4, 300])
+@pytest.mark.parametrize("number", [1, 300])
 @pytest.mark.parametrize("which", ["h", "c"])
 def test_a_state_for_each_example_of_a_batch(number, which):
     x, h, c = (fluid.data(n, s) for n, s in zip("xhc", ([5, None, 8], [1, None, W], [1, None, W])))

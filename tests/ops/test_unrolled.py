@@ -153,15 +153,18 @@ def test_traces_do_not_follow_sizes_and_attributes(part, both, monkeypatch):
     assert tried > 100
 
 
+LENGTHS = [20, 0, 30]
+ROWS = sum(LENGTHS)
+
+
 def sequences(values):
-    lengths = [60, 0, 90]
-    return fluid.create_lod_tensor(values[: sum(lengths)], [lengths], None)
+    return fluid.create_lod_tensor(values, [LENGTHS], None)
 
 
-def neighbours(x, lengths, count, start):
+def neighbours(x, count, start):
     """Rows of each sequence beside their neighbours, zeros outside: [rows, count * width]."""
     found = []
-    for rows in np.split(x, np.cumsum(lengths)[:-1]):
+    for rows in np.split(x, np.cumsum(LENGTHS)[:-1]):
         padded = np.pad(rows, ((count, count), (0, 0)))
         found += [padded[count + i + start : 2 * count + i + start].reshape(-1) for i in range(len(rows))]
     return np.array(found, x.dtype)
@@ -169,11 +172,11 @@ def neighbours(x, lengths, count, start):
 
 def test_windows_larger_than_what_is_written_out():
     """Loops give what written repetitions give: values and gradients, against NumPy and differences."""
-    x = RNG.rand(150, 2).astype("float32") - 0.5
-    lod, lengths = sequences(x), [60, 0, 90]
+    x = RNG.rand(ROWS, 2).astype("float32") - 0.5
+    lod = sequences(x)
     weight = (RNG.rand(2 * MANY, 3).astype("float32") - 0.5) / 10
     attrs = {"contextLength": MANY, "contextStart": -20}
-    near = neighbours(x, lengths, MANY, -20)
+    near = neighbours(x, MANY, -20)
     check(
         "sequence_conv",
         {"X": lod, "Filter": weight},
@@ -183,27 +186,28 @@ def test_windows_larger_than_what_is_written_out():
         grad=("X", "Filter"),
     )
     ahead = (RNG.rand(MANY, 2).astype("float32") - 0.5) / 10
-    expected = (neighbours(x, lengths, MANY, 0).reshape(150, MANY, 2) * ahead).sum(1)
+    expected = (neighbours(x, MANY, 0).reshape(ROWS, MANY, 2) * ahead).sum(1)
     check("row_conv", {"X": lod, "Filter": ahead}, {}, expect={"Out": expected}, rows=("X",), grad=("X", "Filter"))
-    dense = np.pad(x[None, :60], ((0, 0), (0, MANY), (0, 0)))
-    expected = np.stack([(dense[:, t : t + MANY] * ahead).sum(1) for t in range(60)], 1)
+    first = x[None, : LENGTHS[0]]
+    dense = np.pad(first, ((0, 0), (0, MANY), (0, 0)))
+    expected = np.stack([(dense[:, t : t + MANY] * ahead).sum(1) for t in range(LENGTHS[0])], 1)
     check(
         "row_conv",
-        {"X": x[None, :60], "Filter": ahead},
+        {"X": first, "Filter": ahead},
         {},
         expect={"Out": expected},
         rows=("X",),
         grad=("X", "Filter"),
     )
-    ids = np.arange(150, dtype="int64")[:, None]
-    expected = neighbours(ids + 1, lengths, MANY, 0) - 1
+    ids = np.arange(ROWS, dtype="int64")[:, None]
+    expected = neighbours(ids + 1, MANY, 0) - 1
     check("sequence_enumerate", {"X": sequences(ids)}, {"win_size": MANY, "pad_value": -1}, expect={"Out": expected})
 
 
 def test_padding_of_a_window_larger_than_what_is_written_out():
-    x = RNG.rand(150, 1).astype("float32")
+    x = RNG.rand(ROWS, 1).astype("float32")
     weight, padding = RNG.rand(MANY, 1).astype("float32") / 10, RNG.rand(MANY - 1, 1).astype("float32")
-    parts = np.split(x, [60, 60])
+    parts = np.split(x, np.cumsum(LENGTHS)[:-1])
     spread = [np.concatenate([padding[:20], rows, padding[20:]]) for rows in parts]
     expected = np.array([s[i : i + MANY, 0] @ weight for s, r in zip(spread, parts) for i in range(len(r))])
     check(
@@ -234,9 +238,9 @@ def test_loops_of_hashes(width, monkeypatch):
     """A loop gives the same hash as the rounds written out."""
     rows = jnp.asarray(RNG.randint(0, 2**31, (3, width)).astype("int32"))
     with jax.enable_x64(True):
-        written = all_hashes(rows)
+        written = jax.jit(lambda: all_hashes(rows))()
         monkeypatch.setattr(unrolled, "_WRITTEN_OUT", 0)
-        for found, expected in zip(all_hashes(rows), written, strict=True):
+        for found, expected in zip(jax.jit(lambda: all_hashes(rows))(), written, strict=True):
             np.testing.assert_array_equal(found, expected)
 
 
@@ -254,7 +258,7 @@ def all_hashes(rows):
     ],
 )
 def test_windows_beyond_all_sizes_are_refused_at_once(op, inputs, attrs, message):
-    given = {"X": sequences(np.ones((150, 2), "float32")), "Filter": np.ones((2, 3), "float32")}
+    given = {"X": sequences(np.ones((ROWS, 2), "float32")), "Filter": np.ones((2, 3), "float32")}
     with pytest.raises(errors.JFluidError, match=message):
         check(op, {n: given[n] for n in inputs}, attrs, expect={"Out": None})
 

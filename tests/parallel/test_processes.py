@@ -18,11 +18,15 @@ from tests.parity.parallel import train
 from tests.ports import free_port
 
 SCRIPT = Path(__file__).parent / "processes.py"
-# By devices of a process: dense, clipped and sparse gradients, statistics, both strategies.
-NAMES = {
-    1: ["mlp_adam:allreduce", "mlp_clip:reduce", "conv_momentum:allreduce", "ctr_lazy_adam:reduce"],
-    2: ["conv_momentum:reduce", "ctr_lazy_adam:allreduce"],
-}
+# (devices of a process, cases): dense, clipped and sparse gradients, statistics, both strategies.
+NAMES = [
+    (1, ["mlp_clip:reduce", "ctr_lazy_adam:allreduce"]),
+    (2, ["conv_momentum:reduce", "mlp_adam:allreduce"]),
+    pytest.param(
+        1, ["mlp_adam:allreduce", "conv_momentum:allreduce", "ctr_lazy_adam:reduce"], marks=pytest.mark.nightly
+    ),
+    pytest.param(2, ["ctr_lazy_adam:allreduce"], marks=pytest.mark.nightly),
+]
 
 
 @functools.cache
@@ -33,12 +37,12 @@ def alone(case):
 
 @pytest.mark.slow
 @pytest.mark.process
-@pytest.mark.parametrize("devices", NAMES)
-def test_two_processes_equal_one_device(devices, tmp_path):
+@pytest.mark.parametrize(("devices", "names"), NAMES)
+def test_two_processes_equal_one_device(devices, names, tmp_path):
     log = "--log_dir", tmp_path / "log"
-    done = launched("--cpus", 2, *log, SCRIPT, tmp_path, devices, *NAMES[devices], forks=True)
+    done = launched("--cpus", 2, *log, SCRIPT, tmp_path, devices, *names, forks=True)
     assert done.returncode == 0, done.stdout + done.stderr
-    for name in NAMES[devices]:
+    for name in names:
         case, mode = name.split(":")
         wanted, state = alone(case)
         found = [dict(np.load(tmp_path / f"{case}_{mode}_{rank}.npz")) for rank in range(2)]

@@ -21,13 +21,12 @@ GOLDEN = json.loads((Path(__file__).parents[1] / "golden" / "rounding.json").rea
 EPSILON = np.finfo("float32").eps
 # The kernels of `residual` are those of `convolution`; XLA computes 20 cells.
 KEPT = {True: set(rounding.NETS) - {"residual", "lstm_of_20_cells"}, False: {"product", "row"}}
-_EXACT = {}
 
 
-def exact(net):
-    if net not in _EXACT:
-        _EXACT[net] = rounding.run(fluid, "float64", net)
-    return _EXACT[net]
+@pytest.fixture(scope="module")
+def net(request):
+    """The name of a net, and its results in float64: made before a test has XLA optimise."""
+    return request.param, rounding.run(fluid, "float64", request.param)
 
 
 @pytest.fixture
@@ -49,11 +48,11 @@ def kernels(request, monkeypatch):
         for on, kept in KEPT.items()
         for net in rounding.NETS
     ],
-    indirect=["kernels"],
+    indirect=["kernels", "net"],
 )
 def test_a_net_rounds_as_little_as_in_fluid(kernels, net):
-    on, called = kernels
-    found, golden = rounding.errors(fluid, net, exact(net)), GOLDEN[net]
+    (on, called), (net, exact) = kernels, net
+    found, golden = rounding.errors(fluid, net, exact), GOLDEN[net]
     if on and net in CPU_KERNELS and kernel_registry.supports(net):
         assert any(name.startswith(f"jfluid_{net}") for name in called)
     if not on:

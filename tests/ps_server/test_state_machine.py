@@ -14,6 +14,7 @@ from pathlib import Path
 
 import grpc
 import numpy as np
+import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, rule, run_state_machine_as_test
@@ -267,8 +268,9 @@ def check(examples, **more):
     )
 
 
-def test_every_acknowledged_call_is_applied_once():
-    check(examples=20, derandomize=True, database=None)
+@pytest.mark.parametrize("examples", [12, pytest.param(60, marks=pytest.mark.nightly)])
+def test_every_acknowledged_call_is_applied_once(examples):
+    check(examples=examples, derandomize=True, database=None)
 
 
 if __name__ == "__main__":

@@ -72,12 +72,13 @@ def test_one_compilation_serves_many_lengths(work, monkeypatch):
 
 def test_narrow_sizes_are_compiled_once_they_pay(work, monkeypatch):
     batches = [[30, 40, 35, 20], [3, 2, 4, 2], *[[3, 3, 4, 2]] * 4]
-    losses(batches=batches)
-    few = work.count("compiled")
-    monkeypatch.setattr(executables.Covers, "pays", lambda self, own, cover: True)
-    work.clear()
-    losses(batches=batches)
-    assert work.count("compiled") == few + 1
+    compiled = []
+    for pays in (False, True):  # by the clock otherwise
+        monkeypatch.setattr(executables.Covers, "pays", lambda self, own, cover: pays)  # noqa: B023
+        work.clear()
+        losses(batches=batches)
+        compiled.append(work.count("compiled"))
+    assert compiled[1] == compiled[0] + 1
 
 
 def test_a_second_start_runs_at_the_sizes_on_disk(folder, work, monkeypatch):

@@ -55,7 +55,7 @@ def _run(build):
     "build",
     # one step shows nothing of an optimizer: its state is not fetched
     nightly_but(
-        ("ctr_ragged", "gru4rec", "sentiment_lstm", "documents"),
+        ("ctr_ragged", "sentiment_lstm", "documents"),
         [b for b in PROGRAMS if not b.__name__.startswith(("word2vec", "ctr_ragged_"))],
     ),
     ids=lambda b: b.__name__,
