@@ -19,7 +19,8 @@ from jfluid.compile.dynamic_shapes.segment import Evaluate, StreamSegment
 from jfluid.compile.dynamic_shapes.stream import ShapeStream
 from jfluid.compile.lowering import trace
 from jfluid.compile.lowering.plan import Item
-from jfluid.compile.numpy_steps.beside import device_of_interpreter
+from jfluid.compile.numpy_steps.beside import device_of_interpreter, interpreted
+from jfluid.compile.numpy_steps.interpreter import Listing
 from jfluid.compile.runtime.executable_cache import DiskEntry, TraceResults, entry_of_items
 from jfluid.compile.runtime.executables import Executables
 from jfluid.compile.runtime.lru_cache import LruCache
@@ -71,6 +72,10 @@ class _Segment(StreamSegment):
     def is_ready(self, donated: tuple[Any, ...], kept: tuple[Any, ...], key: Any) -> bool:
         """Return True if steps wait: a step whose exact shapes are compiled does not reach its stream."""
         return self.waits
+
+    def interpret(self, listing: Listing, values: Mapping[str, Any], key: Any) -> list[Any]:
+        """See `StreamSegment.interpret`."""
+        return interpreted(listing, (values, key), self._device)
 
     def jaxpr(self, values: Mapping[str, Any], shapes: Mapping[str, tuple[int, ...]], key: Any) -> Any:
         """See `StreamSegment.jaxpr`."""

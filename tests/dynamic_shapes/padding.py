@@ -57,7 +57,7 @@ def traced(function, arguments, groups) -> stream.Traced:
     """Trace a function at samples of sizes. Raises NoRule."""
     symbols = symbols_of(arguments, groups)
     found = stream.Traced(symbols, symbols.low, symbols.high, recorder(function, arguments), {}, (0, 0))
-    assert found._traces  # it is traced now, not when it is first evaluated
+    assert found._ends  # it is traced now, not when it is first evaluated
     return found
 
 
@@ -84,12 +84,13 @@ def run_padded(function, found: stream.Traced, arguments, extra=3, poison=True):
     if poison:
         given = [poisoned(p, np.asarray(a)) for p, a in zip(given, arguments)]
 
-    batch = tuple([np.shape(a) for a in arguments])
+    between = {n: s + 2 - s % 2 for n, s in sizes.items()}  # a batch that stands for the middle sample
+    witness = between, tuple([Sizes(between, {}).shape(dims) for dims in found.fed])
 
     @jax.jit
     def run(true_sizes, *arrays):
         values = dict(enumerate(arrays))
-        return found.evaluate(bucket, true_sizes, values, "cpu", (sizes, batch))
+        return found.evaluate(bucket, true_sizes, values, "cpu", witness)
 
     results = run(np.array([sizes[n] for n in found.symbols.names], np.int64), *given)
     return [

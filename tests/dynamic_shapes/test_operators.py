@@ -111,7 +111,7 @@ def is_right(computation, traces):
 def first_right(computation, known):
     """Return the result of `is_right` for the first group with a rule that is not known, None without such a group."""
     for _, traces in groups(computation, FEW):
-        low, *_, high = traces._traces
+        low, high = traces._ends
         if not (own := rules(low.jaxpr, high.jaxpr)) <= known:
             found = is_right(computation, traces)
             if found is not None:

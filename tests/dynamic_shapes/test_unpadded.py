@@ -11,7 +11,9 @@ import jfluid as fluid
 from jfluid import layers
 from jfluid.compile.dynamic_shapes.dims import NoRule, Sizes, Symbol, Table
 from jfluid.compile.dynamic_shapes.unpadded import Unpadded
+from jfluid.compile.lowering import trace
 from jfluid.compile.numpy_steps import beside
+from jfluid.compile.runtime import executables
 
 SAMPLES = (5, 14, 53, 31)
 
@@ -91,3 +93,40 @@ def test_interpreted_steps_give_the_losses_of_buckets_and_trace_nothing(interpre
     with fluid.scope_guard(fluid.Scope()), fluid.program_guard(fluid.Program(), fluid.Program()):
         expected, _ = losses(sizes)
     np.testing.assert_allclose(found, expected, rtol=1e-4)
+
+
+@pytest.fixture
+def traces(interprets, monkeypatch):
+    """The names of the traces of main programs: at a shape of a stream ("recorded"), or for XLA ("traced")."""
+    found = []
+    jaxpr_of, trace_of = trace.jaxpr_of, executables.Executables.trace
+
+    def traced(self, *arguments):
+        if len(arguments) == 3 and arguments[0]:  # a startup program overwrites nothing
+            found.append("traced")
+        return trace_of(self, *arguments)
+
+    monkeypatch.setattr(trace, "jaxpr_of", lambda *a, **k: found.append("recorded") or jaxpr_of(*a, **k))
+    monkeypatch.setattr(executables.Executables, "trace", traced)
+    return found
+
+
+@pytest.mark.parametrize(
+    "sizes, expected",
+    [
+        ([9, 12, 16, 14], ["traced"] + 3 * ["recorded"]),  # the second shape is a sample, beside two others
+        ([9, 12, 15, 14], ["traced"] + 6 * ["recorded"]),  # 14 is no multiple of 3
+        ([9, 12, 9, 12], ["traced", "recorded", "traced"]),  # it comes again
+        ([64, 1, 64, 1], ["traced", "traced"]),  # a size of 1 is no sample
+        ([64, 48, 32, 16], ["traced"] + 4 * ["recorded"]),  # multiples of 16 have a further sample
+        ([64, 33, 50, 2, 3], ["traced"] + 3 * ["recorded"]),  # a batch may have two examples
+    ],
+)
+def test_a_stream_is_traced_as_often_as_it_must(sizes, expected, traces):
+    with fluid.scope_guard(fluid.Scope()), fluid.program_guard(fluid.Program(), fluid.Program()):
+        found, _ = losses(sizes)
+    assert traces == expected
+    fluid.set_flags({"FLAGS_interpret_first_steps": False})
+    with fluid.scope_guard(fluid.Scope()), fluid.program_guard(fluid.Program(), fluid.Program()):
+        exact, _ = losses(sizes)
+    np.testing.assert_allclose(found, exact, rtol=1e-4)

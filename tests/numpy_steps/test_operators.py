@@ -202,6 +202,18 @@ def test_erfc_of_single_precision():
     np.testing.assert_allclose(found, scipy.special.erfc(x.astype(np.float64)), 1e-5)
 
 
+@pytest.mark.parametrize("name", ["erf", "erfc", "erf_inv", "lgamma", "digamma"])
+def test_a_function_that_numpy_lacks_is_compiled_for_two_sizes(name, monkeypatch):
+    made, kept = [], kernels._kept
+    monkeypatch.setattr(kernels, "_kept", lambda *given: made.append(given) or kept(*given))
+    function = getattr(jax.lax, name)
+    run = kernels._computed_by_xla(getattr(jax.lax, f"{name}_p"))
+    for shape in ((), (0, 3), (7,), (64, 64), (4097,), (3, 50_000)):
+        x = np.random.RandomState(1).uniform(-0.9, 0.9, shape).astype(np.float32)
+        np.testing.assert_array_equal(run(x), jax.jit(function)(x), strict=True)
+    assert len(made) == 2
+
+
 def test_matrix_products_have_one_thread_while_several_steps_are_interpreted():
     def threads():
         return {library["num_threads"] for library in blas_threads._libraries().info()}

@@ -246,14 +246,17 @@ def ranges(symbols: FeedSymbols) -> Iterator[tuple[Mapping[str, int], Mapping[st
 
     Wide ranges come first, then the sizes that have come, then the range for sizes that have grown.
     """
+    rows = {own[0][0] for own in symbols.dims if own and isinstance(own[0], tuple) and len(own[0]) == 1}
     for margin in (*_MARGINS, None, _GROWN):
         if margin is None:
             yield symbols.low, symbols.high
             continue
-        below = {
-            name: _SHORTER if margin >= _MARGINS[0] and unit == 1 else margin for name, unit in symbols.unit.items()
-        }
-        low = {name: max(SMALLEST, size // below[name]) for name, size in symbols.low.items()}
+        low = {}
+        for name, size in symbols.low.items():
+            below = margin
+            if margin >= _MARGINS[0] and symbols.unit[name] == 1:
+                below = size if name in rows else _SHORTER  # the last batch may have any number of examples
+            low[name] = max(SMALLEST, size // below // 2 * 2)  # even: the highest sample is odd
         yield low, {name: margin * size for name, size in symbols.high.items()}
 
 

@@ -7,6 +7,7 @@ from typing import Any
 
 from jfluid.compile.dynamic_shapes.traced import CompiledCall
 from jfluid.compile.lowering.plan import Item
+from jfluid.compile.numpy_steps.interpreter import Listing
 from jfluid.compile.runtime.covers import Notes
 from jfluid.compile.runtime.executable_cache import DiskEntry, TraceResults
 
@@ -35,6 +36,10 @@ class StreamSegment(ABC):
     @abstractmethod
     def is_ready(self, donated: tuple[Any, ...], kept: tuple[Any, ...], key: Any) -> bool:
         """Return True if the shapes of the arguments have an executable without padding, or wait for one."""
+
+    @abstractmethod
+    def interpret(self, listing: Listing, values: Mapping[str, Any], key: Any) -> list[Any]:
+        """Return the results of a listing of the segment for arguments by name. Raises as `beside.interpreted`."""
 
     @abstractmethod
     def jaxpr(self, values: Mapping[str, Any], shapes: Mapping[str, tuple[int, ...]], key: Any) -> Any:

@@ -1,6 +1,6 @@
 """Segment for a stream of feeds with many shapes: a few executables serve all shapes.
 
-The first shapes are compiled without padding. From the third on the segment is traced at three samples of the
+The first shapes are compiled without padding. From the third on the segment is traced at samples of the
 sizes that vary, and batches are padded to buckets: one executable for each bucket, in which padding is
 masked. A segment that cannot be padded is compiled for each shape, and warns once.
 """
@@ -26,6 +26,7 @@ from jfluid.compile.dynamic_shapes.feed_symbols import (
     padded_array,
     ranges,
     small_sizes,
+    symbols_of,
     symbols_with,
     trimmed_array,
 )
@@ -34,7 +35,9 @@ from jfluid.compile.dynamic_shapes.interpreter import parts_of
 from jfluid.compile.dynamic_shapes.segment import StreamSegment
 from jfluid.compile.dynamic_shapes.traced import CompiledCall, Record, Traced, Witness
 from jfluid.compile.numpy_steps import interpreter as numpy_steps
+from jfluid.compile.numpy_steps.beside import needed
 from jfluid.compile.runtime.covers import Notes
+from jfluid.host import collector
 from jfluid.ops.selected_rows import SelectedRows
 
 _RULES = (rules, index_rules, loop_rules, window_rules)  # their import registers the rules
@@ -55,6 +58,14 @@ class _Given(NamedTuple):
     key: Any
     shares: Sequence[Sequence[Any]]
     batch: Batch
+
+
+class _Second(NamedTuple):
+    """Trace of the segment for the second shape of a stream, and the seconds that the trace took."""
+
+    shapes: Shapes
+    closed: Any
+    seconds: float
 
 
 class FeedShares(Protocol):
@@ -109,6 +120,7 @@ class ShapeStream:
         self._recalled: list[TracedHistory] = []  # until the segment is traced again
         self._file: Notes | None = None
         self._earlier: list[StreamHistory] | None = None  # of earlier processes, once the file is read
+        self._second: _Second | None = None
         self._refused = ""  # reason for exact shapes
         self._refused_times = 0
         self._refused_small: list[dict[str, int]] = []  # sizes of 0 and 1 with which the segment cannot be padded
@@ -158,8 +170,9 @@ class ShapeStream:
                 if found is not None:
                     self._refused = ""
                     return found
+        is_second = batch not in self._exact and len(self._exact) == 1
         self._run_exactly(batch)
-        return None
+        return self._run_second(given) if is_second else None
 
     def observe(self, shapes: Shapes) -> None:
         """Note the shapes of a batch that the caller has run."""
@@ -233,6 +246,9 @@ class ShapeStream:
             return self._exact_count() + sum(len(t.buckets) for t in self._traces if t is not traced)
 
         traced = Traced(symbols, low, high, record, said, origin, others)
+        second = self._second
+        if second and (sizes := traced.sizes(second.shapes)) is not None:
+            traced.witnessed(sizes, *second)
         return traced
 
     def _exact_count(self) -> int:
@@ -365,7 +381,7 @@ class ShapeStream:
             if not self._is_compiled(traced, bucket, call, arguments):
                 if (cover := self._cover(traced, bucket, need, prepared)) is not None:
                     bucket, (call, arguments) = cover, prepared(cover)
-                elif found := self._interpreted(traced, witness, call, given):
+                elif found := self._interpreted(traced, witness, given):
                     return tuple(self._own().structured(found)), ()
                 else:  # the history of the stream has the bucket, which the call compiles
                     self._is_compiled(traced, bucket, call, arguments)
@@ -454,9 +470,29 @@ class ShapeStream:
         runs.append(time.perf_counter() - start)
         return found
 
-    def _interpreted(
-        self, traced: Traced, witness: Witness, call: CompiledCall, given: _Given
-    ) -> list[jax.Array] | None:
+    def _run_second(self, given: _Given) -> Any:
+        """Return the results of NumPy for the second shape, or None to trace the shape for XLA.
+
+        The trace serves as a sample once a third shape comes. If the second shape comes again, it is traced for XLA.
+        """
+        own = self._own()
+        if self._exact_call is None or own.waits or symbols_of(self._observed) is None:
+            return None
+        named = own.recorded_arguments(given.donated, given.kept)
+        if named is None or own.is_ready(given.donated, given.kept, given.key):
+            return None
+        start = time.perf_counter()
+        try:
+            with collector.paused(settle=True):  # the trace stays, and has very many objects
+                closed = self._record(given)(given.batch[0])
+                seconds = time.perf_counter() - start
+                found = own.interpret(numpy_steps.Listing(needed(closed)), named, given.key)
+        except (NoRule, numpy_steps.NotInterpretable):
+            return None
+        self._second = _Second(given.batch[0], closed, seconds)
+        return tuple(own.structured(found)), ()
+
+    def _interpreted(self, traced: Traced, witness: Witness, given: _Given) -> list[jax.Array] | None:
         """Return the results of NumPy at true sizes; None for a segment that NumPy cannot interpret without padding."""
         if not traced.interprets:
             return None
@@ -465,7 +501,7 @@ class ShapeStream:
         try:
             listing = traced.listing(*witness)
             start = time.perf_counter()
-            found = call.interpret(listing, (named, given.key))
+            found = self._own().interpret(listing, named, given.key)
         except (NoRule, numpy_steps.NotInterpretable):
             traced.interprets = False
             return None

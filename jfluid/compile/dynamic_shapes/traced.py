@@ -7,7 +7,6 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Protocol
 
-import jax
 import numpy as np
 
 from jfluid.compile.dynamic_shapes.buckets import Buckets, Form
@@ -39,9 +38,6 @@ class CompiledCall(Protocol):
     def begin(self, arguments: Sequence[Any], at_once: bool = True) -> bool:
         """Begin to compile beside the steps, or only ask for an executable; returns False until it exists."""
 
-    def interpret(self, listing: Listing, arguments: Sequence[Any]) -> list[jax.Array]:
-        """Return the results of a listing that stands for the function."""
-
 
 class Traced(Sampled):
     """Segment that is traced at samples of the varying sizes at its first evaluation.
@@ -58,7 +54,7 @@ class Traced(Sampled):
         compiled: sizes of the buckets that have executables, or that steps wait for.
         begun: sizes of the buckets that a thread compiles or has compiled.
         results: dimensions of each result, after the evaluation.
-        witness: sizes and feeds of a batch for which the segment was traced last; None before.
+        witness: sizes and feeds of the batch for which the segment was traced last; None before.
         witnesses: sizes and feeds of a batch that checks the samples, for each bucket.
         stored: sizes of the buckets that the file of the stream has, or the state of a trainer.
     """
@@ -87,6 +83,7 @@ class Traced(Sampled):
         self.witnesses: dict[Form, Witness] = {}
         self.witness: Witness | None = None
         self._at_witness: Any = None  # the trace at the latest witness
+        self._traced_before = 0.0  # seconds of the witness's trace, made before
         self.stored: set[Form] = set()
         self._record = record
         self._unpadded: Unpadded | None = None
@@ -160,35 +157,58 @@ class Traced(Sampled):
         self.results = noted
 
     @functools.cached_property
-    def _traces(self) -> list[Any]:
-        """The jaxpr at each sample. Raises NoRule if the segment cannot be traced at other sizes."""
-        at_low = self._record(self.shapes(0))
-        at_high = self._record(self.shapes(SAMPLES - 1))
-        compare(at_low.jaxpr, at_high.jaxpr)  # most that cannot be padded show it here
-        return [at_low, self._record(self.shapes(1)), at_high]
+    def _ends(self) -> list[Any]:
+        """The jaxprs at the lowest and at the highest sample. Raises NoRule if no other sizes can be traced."""
+        ends = [self._record(self.shapes(0)), self._record(self.shapes(SAMPLES - 1))]
+        compare(*(closed.jaxpr for closed in ends))  # most that cannot be padded show it here
+        return ends
+
+    @functools.cached_property
+    def _middle(self) -> Any:
+        """The jaxpr at the middle sample."""
+        return self._record(self.shapes(1))
+
+    def _is_sample(self, batch: Mapping[str, int]) -> bool:
+        """Return True if a batch stands for the middle sample: it is between the others, and not all three are odd.
+
+        Images have a further sample: their sizes are divided by strides.
+        """
+        ends = {name: (own[0], own[-1]) for name, own in self.samples.items()}
+        return all(
+            self.symbols.unit[name] == 1 and low < size < high and low * size * high % 2 == 0
+            for name, size in batch.items()
+            for low, high in [ends[name]]
+        )
 
     def _with(self, batch: Mapping[str, int], shapes: Shapes) -> tuple[list[Any], Table, list[tuple[Dim, ...]]]:
         """Return the traces at the samples and at a batch, a table of their sizes, and the dimensions of each feed."""
+        places = [0, SAMPLES - 1] if self._is_sample(batch) else [0, SAMPLES - 1, 1]
+        traces = [*self._ends, *([self._middle] if len(places) == SAMPLES else [])]
         if self.witness is None or self.witness[1] != shapes:
             self.witness, self._at_witness = (batch, shapes), self._record(shapes)
-        traces = [*self._traces, self._at_witness]
+        traces.append(self._at_witness)
         factors = {
-            name: replace(symbol, samples=(*symbol.samples, batch[name])) for name, symbol in self.factors.items()
+            name: replace(symbol, samples=(*(symbol.samples[at] for at in places), batch[name]))
+            for name, symbol in self.factors.items()
         }
         fed = self.symbols.dims_of(factors)
-        table = Table(symbols_in(fed), SAMPLES + 1)
+        table = Table(symbols_in(fed), len(traces))
         for dim in (d for dims in fed for d in dims if not is_constant(d)):
             table.learn(dim)
         return traces, table, fed
+
+    def witnessed(self, batch: Mapping[str, int], shapes: Shapes, closed: Any, seconds: float) -> None:
+        """Take the jaxpr of an earlier batch, and the time that its trace took."""
+        self.witness, self._at_witness, self._traced_before = (batch, shapes), closed, seconds
 
     def listing(self, batch: Mapping[str, int], shapes: Shapes) -> Listing:
         """Return the segment at the true sizes of a batch, for NumPy. Raises NoRule if it cannot be interpreted."""
         with collector.paused(settle=True):  # it stays, and has very many objects
             if self._unpadded is None:
                 start = time.perf_counter()
-                traces, table, _ = self._with(batch, shapes)
+                traces, table, _ = self._with(*(self.witness or (batch, shapes)))
                 self._unpadded = Unpadded(traces, table)
-                self.tracing = time.perf_counter() - start
+                self.tracing = self._traced_before + time.perf_counter() - start
             unpadded, sizes = self._unpadded, Sizes(batch, batch)
             return self._listings.get_or_make(tuple(batch.values()), lambda: unpadded.at(sizes))
 

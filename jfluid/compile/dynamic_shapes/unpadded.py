@@ -16,7 +16,8 @@ from jax.extend import core
 
 from jfluid.compile.dynamic_shapes.dims import Dim, NoRule, Sizes, Table, is_constant, samples_of
 from jfluid.compile.dynamic_shapes.interpreter import FLOATS, SHORT, compare, rounded
-from jfluid.compile.numpy_steps.interpreter import Listing, has_rule, inner, operands_of
+from jfluid.compile.numpy_steps.interpreter import Listing, has_rule, inner, operands_of, results_of
+from jfluid.compile.numpy_steps.operation import ResultType
 from jfluid.compile.rewrites.primitives import CALLS
 
 # Returns a value for sizes; None for a value that is the same at all samples.
@@ -82,7 +83,7 @@ class Unpadded:
             )
         )
 
-    def _equation(self, equations: Sequence[Any]) -> Callable[[Sizes], tuple[Any, Any, list[Any]]] | None:
+    def _equation(self, equations: Sequence[Any]) -> Callable[[Sizes], tuple[Any, Any, list[ResultType]]] | None:
         """Return a function of the sizes that returns an equation's primitive, parameters and types of results."""
         first = equations[0]
         avals = [self._aval([v.aval for v in own]) for own in zip(*(e.outvars for e in equations), strict=True)]
@@ -90,14 +91,14 @@ class Unpadded:
         names = first.params if called is None else [called]
         found = {name: self._form([e.params[name] for e in equations]) for name in names}
         params = [(name, form) for name, form in found.items() if form is not None]
-        types = [v.aval for v in first.outvars]
+        types = results_of(first)
         if not params and all(form is None for form in avals):
             return None
         changed = {name: first.params[name] for name, _ in params}
         if not has_rule(first.primitive, first.params) and list(core.jaxprs_in_params(changed)):
             raise NoRule(f"{first.primitive.name} calls operations that differ with the sizes")
 
-        def at(sizes: Sizes) -> tuple[Any, Any, list[Any]]:
+        def at(sizes: Sizes) -> tuple[Any, Any, list[ResultType]]:
             results = [_at(form, aval, sizes) for form, aval in zip(avals, types)]
             return first.primitive, first.params | {name: form(sizes) for name, form in params}, results
 
@@ -118,11 +119,11 @@ class Unpadded:
 
     def _aval(self, avals: Sequence[Any]) -> _Form:
         """Return the form of the type of a result."""
-        samples = [getattr(a, "shape", ()) for a in avals]
-        key = ("aval", avals[0], *samples)
+        shapes, dtype = [getattr(a, "shape", ()) for a in avals], getattr(avals[0], "dtype", None)
+        key = (ResultType, dtype, *shapes)
         if key not in self._memo:
-            shape = self._form(samples)
-            self._memo[key] = None if shape is None else _Latest(functools.partial(_resized, avals[0], shape))
+            shape = self._form(shapes)
+            self._memo[key] = None if shape is None else _Latest(lambda sizes: ResultType.of(shape(sizes), dtype))
         return self._memo[key]
 
     def _constant(self, samples: Sequence[Any]) -> _Form:
@@ -246,10 +247,6 @@ def _sum(base: int, one: Dim, other: Dim, sizes: Sizes) -> int:
 
 def _scaled(ratio: float, form: Callable[[Any], Any], dim: Dim, sizes: Sizes) -> float:
     return ratio * float(form(np.float64(sizes.true(dim))))
-
-
-def _resized(aval: Any, shape: Callable[[Sizes], tuple[int, ...]], sizes: Sizes) -> Any:
-    return aval.update(shape=shape(sizes))
 
 
 def _literal(form: Callable[[Sizes], Any], dtype: Any, sizes: Sizes) -> Any:

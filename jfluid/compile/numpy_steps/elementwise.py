@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 
-from jfluid.compile.numpy_steps.interpreter import PLAIN, RULES, NotInterpretable, plain, rule
+from jfluid.compile.numpy_steps.interpreter import PLAIN, NotInterpretable, plain, rule
 
 Params = dict[str, Any]
 
@@ -128,80 +128,6 @@ def _shift_right_logical(x: Any, y: Any) -> Any:
 def _shift_right_arithmetic(x: Any, y: Any) -> Any:
     signed = np.dtype(f"i{x.dtype.itemsize}")
     return np.right_shift(x.view(signed), y.astype(signed)).view(x.dtype)
-
-
-# Where XLA's result is not SciPy's: the number, and the result.
-_POLES = {"lgamma": (-np.inf, np.inf), "digamma": (0.0, np.nan)}
-
-
-def _special(name: str, of: str) -> None:
-    def run(params: Params, x: Any) -> Any:
-        import scipy.special  # JAX needs it, too
-
-        wide = x.astype(np.float32) if x.dtype.itemsize < 4 else x
-        found = getattr(scipy.special, of)(wide).astype(x.dtype)
-        if name in _POLES:
-            at, value = _POLES[name]
-            return np.where(x == at, x.dtype.type(value), found)
-        return found
-
-    RULES[name] = run
-
-
-for _name, _of in {
-    "erf": "erf",
-    "erf_inv": "erfinv",
-    "lgamma": "gammaln",
-    "digamma": "psi",
-}.items():
-    _special(_name, _of)
-
-
-_BLOCK = 1 << 13  # elements of a block, with intermediate results that stay in a processor's cache
-# Coefficients of W. H. Press et al., Numerical Recipes, section 6.2: the error is below 1.2e-7 of the result.
-_ERFC = [-1.26551223, 1.00002368, 0.37409196, 0.09678418, -0.18628806] + [
-    0.27886807,
-    -1.13520398,
-    1.48851587,
-    -0.82215223,
-    0.17087277,
-]
-
-
-@plain("erfc")
-def _erfc(x: Any) -> Any:
-    """Return 1 - erf(x). SciPy computes float32 in double precision, which takes more than twice as long."""
-    if x.dtype != np.float32:
-        import scipy.special  # JAX needs it, too
-
-        wide = x.astype(np.float32) if x.dtype.itemsize < 4 else x
-        return scipy.special.erfc(wide).astype(x.dtype)
-    found = np.empty(x.shape, np.float32)
-    given, flat = np.ravel(x), found.reshape(-1)
-    t, power = np.empty((2, min(_BLOCK, given.size)), np.float32)
-    for at in range(0, given.size, _BLOCK):
-        own, out = given[at : at + _BLOCK], flat[at : at + _BLOCK]
-        _erfc_block(own, out, t[: own.size], power[: own.size])
-    return found
-
-
-def _erfc_block(x: Any, out: Any, t: Any, power: Any) -> None:
-    """Write t * exp(polynomial(t) - x * x), with t = 1 / (1 + abs(x) / 2), for positive x."""
-    np.abs(x, out=t)
-    t *= np.float32(0.5)
-    t += np.float32(1)
-    np.reciprocal(t, out=t)
-    np.multiply(t, np.float32(_ERFC[-1]), out=power)
-    for coefficient in _ERFC[-2:0:-1]:
-        power += np.float32(coefficient)
-        power *= t
-    power += np.float32(_ERFC[0])
-    np.multiply(x, x, out=out)
-    power -= out
-    np.exp(power, out=power)
-    power *= t
-    np.subtract(np.float32(2), power, out=out)
-    np.copyto(out, power, where=x >= 0)
 
 
 @plain("select_n")

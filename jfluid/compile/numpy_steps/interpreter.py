@@ -13,10 +13,9 @@ import numpy as np
 from jax.extend import core
 
 from jfluid.compile.numpy_steps.loop_buffers import in_place
-from jfluid.compile.numpy_steps.operation import NumpyOperation, execute, note_last_reads
+from jfluid.compile.numpy_steps.operation import NumpyOperation, ResultType, execute, note_last_reads
 from jfluid.compile.rewrites.primitives import CALLS
 from jfluid.compile.runtime.lru_cache import LruCache
-from jfluid.compile.runtime.memory import size_of
 
 # `(parameters of the operation, its operands) -> its result`, or a list of results.
 Rule = Callable[..., Any]
@@ -119,17 +118,17 @@ class Listing:
         note_last_reads(self._operations, made - set(self._outputs))
         self._bytes = np.zeros(len(self._start), np.int64)  # of the results that are no views, by place
         for equation, operation in zip(jaxpr.eqns, self._operations):
-            self._count_bytes(operation, equation.primitive.name, [v.aval for v in equation.outvars])
+            self._count_bytes(operation, equation.primitive.name, results_of(equation))
         # The places of results in the order in which these are made (1) and dropped (-1).
         events = [(at, by) for own in self._operations for by, ats in ((1, own.results), (-1, own.last)) for at in ats]
         self._halves: dict[tuple[int, int], _Divided] = {}
         self._events, self._signs = np.array(events, np.int64).reshape(-1, 2).T
         self.most_bytes = self._most_bytes()
 
-    def _count_bytes(self, operation: NumpyOperation, name: str, results: Sequence[Any]) -> None:
+    def _count_bytes(self, operation: NumpyOperation, name: str, results: Sequence[ResultType]) -> None:
         if name not in _VIEWS:
-            for at, aval in zip(operation.results, results):
-                self._bytes[at] = 0 if is_key(aval) else _bytes_of(aval.shape, aval.dtype)
+            for at, result in zip(operation.results, results):
+                self._bytes[at] = result.bytes
 
     def _most_bytes(self) -> int:
         return int(np.cumsum(self._bytes[self._events] * self._signs).max(initial=0))
@@ -138,7 +137,9 @@ class Listing:
         """Return the places of the operands of an operation, by its number; with None of the results of the listing."""
         return self._outputs if number is None else self._operations[number].operands
 
-    def changed(self, start: Mapping[int, Any], operations: Mapping[int, tuple[Any, Any, Sequence[Any]]]) -> "Listing":
+    def changed(
+        self, start: Mapping[int, Any], operations: Mapping[int, tuple[Any, Any, Sequence[ResultType]]]
+    ) -> "Listing":
         """Return the listing for other sizes.
 
         Args:
@@ -152,7 +153,8 @@ class Listing:
             found._start[at] = _constant(value)
         for number, (primitive, params, results) in operations.items():
             operation = self._operations[number]
-            found._operations[number] = operation._replace(run=_function(primitive, params, results))
+            run = _function(primitive, params, results)
+            found._operations[number] = NumpyOperation(operation.name, run, *operation[2:])  # faster than `_replace`
             found._count_bytes(operation, primitive.name, results)
         found.most_bytes = found._most_bytes()
         return found
@@ -243,11 +245,6 @@ class Listing:
         return start, operations, [same.get(at, at) for at in self._outputs]
 
 
-@functools.lru_cache(maxsize=4096)
-def _bytes_of(shape: tuple[int, ...], dtype: Any) -> int:
-    return size_of(jax.ShapeDtypeStruct(shape, dtype))
-
-
 def _zeros(start: Sequence[Any], operations: Sequence[NumpyOperation]) -> set[int]:
     """Return the places of arrays that operations make of the number zero."""
     return {
@@ -269,7 +266,12 @@ def _function_of(eqn: Any) -> Callable[..., Any]:
             raise NotInterpretable(f"{name} has values of {var.aval.dtype}, which NumPy does not multiply")
     if eqn.effects and not has_rule(eqn.primitive, eqn.params):
         raise NotInterpretable(f"{name} has effects")
-    return _function(eqn.primitive, eqn.params, [v.aval for v in eqn.outvars])
+    return _function(eqn.primitive, eqn.params, results_of(eqn))
+
+
+def results_of(eqn: Any) -> list[ResultType]:
+    """Return the types of the results of an equation."""
+    return [ResultType.of(getattr(v.aval, "shape", ()), getattr(v.aval, "dtype", None)) for v in eqn.outvars]
 
 
 def _rule_name(primitive: Any, params: Mapping[str, Any]) -> str:
@@ -283,7 +285,7 @@ def has_rule(primitive: Any, params: Mapping[str, Any]) -> bool:
     return name in PLAIN or name in RULES or name in CALLS
 
 
-def _function(primitive: Any, params: Mapping[str, Any], results: Sequence[Any]) -> Callable[..., Any]:
+def _function(primitive: Any, params: Mapping[str, Any], results: Sequence[ResultType]) -> Callable[..., Any]:
     name = _rule_name(primitive, params)
     if name in PLAIN:
         return PLAIN[name]

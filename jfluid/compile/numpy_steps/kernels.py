@@ -1,16 +1,19 @@
-"""Rules of LLVM kernels: an interpreted step compiles no call of a kernel for each size.
+"""Rules of LLVM kernels, and of functions of elements that NumPy lacks. None is compiled for each size.
 
-NumPy computes rows and products. Kernels of convolutions run as they are, on flat arrays of a few sizes.
+NumPy computes rows and products. Kernels of convolutions run as they are, on flat arrays of a few sizes. XLA computes
+the functions that NumPy lacks, on flat arrays of two sizes.
 """
 
 import functools
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
 import numpy as np
+from jax import lax
 
 from jfluid.caches import kept_files
-from jfluid.compile.numpy_steps.interpreter import rule
+from jfluid.compile.numpy_steps.interpreter import plain, rule
 from jfluid.compile.runtime import executable_cache
 
 # Sizes of the flat arrays of a convolution: a kernel reads its extents from its geometry. Memory behind them is not
@@ -89,13 +92,18 @@ def _compiled(name: str, given: int, made: int, room: int) -> Any:
     """Return the executable of a kernel's call on flat arrays, which later processes load."""
     from jfluid.machine_code import calls, kernel_registry
 
-    function, folder = jax.jit(calls.on_flat(name, given, made, room)), kept_files.folder()
-    if folder is None:
-        return function
     geometry = np.zeros(len(kernel_registry.group_of(name).geometry), np.int32)
     arguments = [np.empty(room, np.float32)] * given, geometry
+    return _kept(calls.on_flat(name, given, made, room), ("on_flat", name, given, made, room), arguments)
+
+
+def _kept(run: Callable[..., Any], identity: Sequence[Any], arguments: Sequence[Any]) -> Any:
+    """Return the executable of a function for arguments, which later processes load."""
+    function, folder = jax.jit(run), kept_files.folder()
+    if folder is None:
+        return function
     device = jax.local_devices(backend="cpu")[0]
-    entry = executable_cache.DiskEntry(folder, ("on_flat", name, given, made, room), [device], {})
+    entry = executable_cache.DiskEntry(folder, identity, [device], {})
     load_or_compile = entry.prepare(lambda: function.trace(*arguments), arguments)
     return load_or_compile() if load_or_compile else function
 
@@ -103,3 +111,30 @@ def _compiled(name: str, given: int, made: int, room: int) -> Any:
 def _room(size: int) -> int:
     """Return the size of arrays that hold `size` numbers."""
     return next((room for room in _ROOMS if room >= size), 1 << (size - 1).bit_length())
+
+
+_LACKING = (lax.erf_p, lax.erfc_p, lax.erf_inv_p, lax.lgamma_p, lax.digamma_p)  # functions that NumPy lacks
+_FEW, _MANY = 1 << 12, 1 << 16  # elements of a call
+
+
+def _computed_by_xla(primitive: Any) -> Callable[[Any], Any]:
+    """Return the rule of a primitive that XLA computes for each element: SciPy takes four times as long."""
+
+    @functools.lru_cache(16)
+    def compiled(dtype: np.dtype, size: int) -> Any:
+        return _kept(primitive.bind, ("of_elements", primitive.name), (np.empty(size, dtype),))
+
+    def run(x: Any) -> Any:
+        found, given = np.empty(x.shape, x.dtype), np.ravel(x)
+        size, flat = _FEW if given.size <= _FEW else _MANY, found.reshape(-1)
+        for at in range(0, given.size, size):
+            own = given[at : at + size]
+            block = own if own.size == size else np.concatenate([own, np.zeros(size - own.size, x.dtype)])
+            flat[at : at + size] = np.asarray(compiled(x.dtype, size)(block))[: own.size]
+        return found
+
+    return run
+
+
+for _primitive in _LACKING:
+    plain(_primitive.name)(_computed_by_xla(_primitive))

@@ -1,11 +1,37 @@
 """Operations of a listing: places of operands and results in one list of values."""
 
+import math
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
+
+import numpy as np
 
 
 class Interrupted(Exception):
     """Signal that the interpreter was asked to stop."""
+
+
+class ResultType(NamedTuple):
+    """Type of a result of an equation. JAX takes several times as long to make a type for other sizes.
+
+    Attributes:
+        bytes: size of the array; 0 for random keys.
+    """
+
+    shape: tuple[int, ...]
+    dtype: Any
+    bytes: int
+
+    @property
+    def size(self) -> int:
+        """Number of elements."""
+        return math.prod(self.shape)
+
+    @classmethod
+    def of(cls, shape: tuple[int, ...], dtype: Any) -> "ResultType":
+        """Return the type of arrays of a shape. A dimension of 0 counts as 1: NumPy multiplies the others, too."""
+        plain = isinstance(dtype, np.dtype)
+        return cls(shape, dtype, math.prod([n or 1 for n in shape]) * dtype.itemsize if plain else 0)
 
 
 class NumpyOperation(NamedTuple):

@@ -78,7 +78,7 @@ def _pad(params: Params, x: Any, filling: Any) -> Any:
 def padded(x: Any, filling: Any, config: Sequence[tuple[int, int, int]]) -> Any:
     """Return an array with `filling` before, behind and between its elements; negative numbers cut off.
 
-    Raises NoRule for a result of more than `MOST_BYTES`.
+    Raises NotInterpretable for a result of more than `MOST_BYTES`.
     """
     if not any(map(any, config)):
         return x

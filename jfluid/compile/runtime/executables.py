@@ -159,10 +159,6 @@ class WaitedCall:
         """Return True: the call waits for its compilation."""
         return True
 
-    def interpret(self, listing: Listing, arguments: Arguments) -> list[jax.Array]:
-        """Raise TypeError: no call that waits is interpreted."""
-        raise TypeError("a call of several devices is not interpreted")
-
 
 class Executables:
     """Function that is compiled for each form of arguments, at the first call with the form.

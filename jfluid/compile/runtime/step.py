@@ -17,6 +17,7 @@ from jfluid.compile.dynamic_shapes.traced import CompiledCall
 from jfluid.compile.lowering import scalars
 from jfluid.compile.lowering.lower import Known
 from jfluid.compile.lowering.plan import Plan, with_host_loop
+from jfluid.compile.numpy_steps.interpreter import Listing
 from jfluid.compile.rewrites.traced_value import inverse
 from jfluid.compile.runtime import memory, slots
 from jfluid.compile.runtime.executable_cache import DiskEntry, JoinedTraceResults, TraceResults
@@ -121,6 +122,12 @@ class CompiledSegment(StreamSegment):
         """See `StreamSegment.is_ready`."""
         plain = self.exact.plain
         return not isinstance(plain, Executables) or plain.begin((donated, kept, key), at_once=False)
+
+    def interpret(self, listing: Listing, values: Mapping[str, Any], key: Any) -> list[Any]:
+        """See `StreamSegment.interpret`."""
+        plain = self.exact.plain
+        assert isinstance(plain, Executables)  # steps do not wait
+        return plain.interpret(listing, (values, key))
 
     def jaxpr(self, values: Mapping[str, Any], shapes: Mapping[str, tuple[int, ...]], key: Any) -> Any:
         """See `StreamSegment.jaxpr`."""
