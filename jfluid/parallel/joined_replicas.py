@@ -12,7 +12,8 @@ from typing import Any
 import jax
 import numpy as np
 
-from jfluid.compile.dynamic_shapes.stream import FeedShares, ShapeStream
+from jfluid.compile.dynamic_shapes.segment import FeedShares
+from jfluid.compile.dynamic_shapes.stream import ShapeStream
 from jfluid.compile.lowering import trace, update_dependencies
 from jfluid.compile.lowering.lower import LONGEST, Known, needed
 from jfluid.compile.lowering.plan import Plan

@@ -12,7 +12,8 @@ from jax import lax
 from jax.sharding import NamedSharding, PartitionSpec
 
 from jfluid import errors, flags, processes
-from jfluid.compile.dynamic_shapes.stream import FeedShares, ShapeStream
+from jfluid.compile.dynamic_shapes.segment import FeedShares
+from jfluid.compile.dynamic_shapes.stream import ShapeStream
 from jfluid.compile.dynamic_shapes.traced import CompiledCall
 from jfluid.compile.lowering import trace
 from jfluid.compile.lowering.lower import NOTHING, Known

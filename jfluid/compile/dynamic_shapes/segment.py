@@ -1,9 +1,11 @@
-"""Segment of a stream of shapes: traces of the segment at given shapes, and executables at padded sizes."""
+"""Segment of a stream of shapes: its traces and executables at padded sizes, and its feeds by replica."""
 
 import weakref
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, Protocol
+
+import numpy as np
 
 from jfluid.compile.dynamic_shapes.traced import CompiledCall
 from jfluid.compile.lowering.plan import Item
@@ -111,3 +113,19 @@ class StreamSegment(ABC):
 
         run.__name__ = run.__qualname__ = f"{self.name}_padded"
         return self.executables(run, self.entry_of(("padded", *identity), beside))
+
+
+class FeedShares(Protocol):
+    """Division of feeds and results among replicas."""
+
+    def shares(self, name: str, value: Any) -> Sequence[Any] | None:
+        """Return the array that each replica has of a feed; None for a feed that is no dense array."""
+
+    def divided(self, result: Any) -> Sequence[Any]:
+        """Return the result of each replica."""
+
+    def together(self, parts: Sequence[np.ndarray]) -> Any:
+        """Return the joined result from the result of each replica."""
+
+    def check_exact(self, values: Mapping[str, Any]) -> None:
+        """Raise FeedError for feeds, by name, that only run padded."""

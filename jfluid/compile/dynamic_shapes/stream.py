@@ -9,7 +9,7 @@ import time
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
@@ -32,7 +32,7 @@ from jfluid.compile.dynamic_shapes.feed_symbols import (
 )
 from jfluid.compile.dynamic_shapes.history import Batch, StreamHistory, TracedHistory
 from jfluid.compile.dynamic_shapes.interpreter import parts_of
-from jfluid.compile.dynamic_shapes.segment import StreamSegment
+from jfluid.compile.dynamic_shapes.segment import FeedShares, StreamSegment
 from jfluid.compile.dynamic_shapes.traced import CompiledCall, Record, Traced, Witness
 from jfluid.compile.numpy_steps import interpreter as numpy_steps
 from jfluid.compile.numpy_steps.beside import needed
@@ -66,22 +66,6 @@ class _Second(NamedTuple):
     shapes: Shapes
     closed: Any
     seconds: float
-
-
-class FeedShares(Protocol):
-    """Division of feeds and results among replicas."""
-
-    def shares(self, name: str, value: Any) -> Sequence[Any] | None:
-        """Return the array that each replica has of a feed; None for a feed that is no dense array."""
-
-    def divided(self, result: Any) -> Sequence[Any]:
-        """Return the result of each replica."""
-
-    def together(self, parts: Sequence[np.ndarray]) -> Any:
-        """Return the joined result from the result of each replica."""
-
-    def check_exact(self, values: Mapping[str, Any]) -> None:
-        """Raise FeedError for feeds, by name, that only run padded."""
 
 
 class ShapeStream:

@@ -1,7 +1,7 @@
 """NumPy rules of operations that arrange elements, and of calls and loops."""
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -137,7 +137,7 @@ def _dynamic_update_slice(params: Params, x: Any, update: Any, *starts: Any) -> 
 # Calls and loops
 
 
-def _awaited(params: Params) -> Callable[..., Any] | None:
+def _awaited(params: Mapping[str, Any]) -> Callable[..., Any] | None:
     """Return the function of a zero that makes XLA wait for its operand; None for any other call."""
     if params["name"] != AWAITED:
         return None

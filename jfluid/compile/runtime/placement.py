@@ -13,7 +13,7 @@ import jax
 import numpy as np
 
 from jfluid import errors, processes
-from jfluid.compile.dynamic_shapes.stream import FeedShares
+from jfluid.compile.dynamic_shapes.segment import FeedShares
 from jfluid.compile.dynamic_shapes.traced import CompiledCall
 from jfluid.compile.lowering import trace
 from jfluid.compile.lowering.lower import NOTHING, Known
