@@ -3,6 +3,7 @@
 Contents of a record are not trusted: fields of unexpected types are passed over, and text is shown as text.
 """
 
+import contextlib
 import json
 import math
 import threading
@@ -323,10 +324,12 @@ class Runs:
         threading.Thread(target=self._watch, name="jfluid-dashboard", daemon=True).start()
 
     def _watch(self) -> None:
-        self.look()
+        with contextlib.suppress(OSError):
+            self.look()
         self.everything()  # the first page finds the thinned points of all series
         while True:
-            self.look()
+            with contextlib.suppress(OSError):  # for one, no descriptor is left: the next look reads on
+                self.look()
             self._looks += 1
             self._wake.wait(_SECONDS_BETWEEN_LOOKS)
             self._wake.clear()

@@ -58,7 +58,7 @@ def test_structures():
 def test_convert_to_list():
     assert utils.convert_to_list(3, 2, "stride") == [3, 3] == utils.convert_to_list((3, 3), 2, "stride")
     for wrong in ([1], "ab", None, ["a", 1]):
-        with pytest.raises(ValueError, match="stride: expected int or 2 of them"):
+        with pytest.raises(ValueError, match="stride: expected a number of type int, or 2 such numbers"):
             utils.convert_to_list(wrong, 2, "stride")
 
 

@@ -130,7 +130,7 @@ def test_a_second_start_after_a_few_steps(model, padded, folder, work, monkeypat
         monkeypatch.setattr(Traced, "listing", no_rule)
     sizes = [(6, 9), (6, 12), (6, 11), (6, 8), (6, 10)]
     first, _ = losses(True, sizes[: 3 if padded else 4], model)
-    assert ("interpret" in work) is not padded
+    assert (work.count("interpret") > 1) is not padded  # the second shape is not padded
     assert any(path.name.startswith("sizes-") for path in folder.iterdir())
     work.clear()
     found, _ = losses(True, sizes, model)

@@ -621,7 +621,7 @@ def test_gradients_are_not_brought_together_twice():
     config = fluid.DistributeTranspilerConfig()
     config.mode, config.collective_mode = "collective", "grad_allreduce"
     fluid.DistributeTranspiler(config).transpile(0, trainers="127.0.0.1:1,127.0.0.1:2", current_endpoint="127.0.0.1:1")
-    with pytest.raises(errors.UnsupportedError, match="operator c_allreduce_sum brings gradients together"):
+    with pytest.raises(errors.UnsupportedError, match="operator c_allreduce_sum sums gradients"):
         exe.run(parallel(loss), feed={"x": rows(4)}, fetch_list=[loss])
 
 

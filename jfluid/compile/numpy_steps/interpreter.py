@@ -80,7 +80,10 @@ class Listing:
 
     Attributes:
         most_bytes: the most bytes of intermediate results that a run holds at a time.
+        jaxpr: of a called function or the body of a loop, at the sizes of the first sample; rules look at its form.
     """
+
+    jaxpr: Any = None
 
     def __init__(self, closed: Any):
         jaxpr = closed.jaxpr
@@ -373,4 +376,6 @@ def bound(size: int) -> None:
 
 @functools.lru_cache(maxsize=512)
 def _listing(closed: Any) -> Listing:
-    return Listing(closed)
+    found = Listing(closed)
+    found.jaxpr = closed.jaxpr
+    return found

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from jfluid.compile.numpy_steps.idle_iterations import ZERO_ROW, flag_of
-from jfluid.compile.numpy_steps.interpreter import FORMS, bound, cpu_branch, inner, is_key, rule
+from jfluid.compile.numpy_steps.interpreter import FORMS, Listing, bound, cpu_branch, inner, is_key, rule
 from jfluid.compile.numpy_steps.loop_buffers import window
 from jfluid.ops.dependency import AWAITED
 
@@ -199,7 +199,9 @@ def _scan(params: Params, *values: Any) -> Any:
     if not length:
         return [*state, *rows]
     body = inner(params["jaxpr"]).repeated(values[:consts], state)
-    flag, order = flag_of(params["jaxpr"], consts, carried), list(range(length))
+    # Zeros of a body that was changed for other sizes need not be zeros at the sizes of its jaxpr.
+    is_changed, order = isinstance(params["jaxpr"], Listing), list(range(length))
+    flag = None if is_changed else flag_of(params["jaxpr"], consts, carried)
     if params["reverse"]:
         order.reverse()
     for done, at in enumerate(order, 1):

@@ -168,6 +168,7 @@ class Executables:
         entry: storage of executables beyond this process.
         interprets: the device on which the function is interpreted until it is compiled; None to wait for its
             compilation.
+        widens: True if sequences may be padded to larger sizes, which another batch has led to.
     """
 
     def __init__(
@@ -175,8 +176,9 @@ class Executables:
         fresh: Callable[[], Any],
         entry: ExecutableStorage | None = None,
         interprets: jax.Device | None = None,
+        widens: bool = True,
     ):
-        self._fresh, self._entry, self._interprets = fresh, entry, interprets
+        self._fresh, self._entry, self._interprets, self._widens = fresh, entry, interprets, widens
         self._begun = LruCache[Beside](_MOST_BEGUN)
         self._covers = Covers(entry)
         self._traced: dict[Form, Layouts] = {}  # layouts of slots by the forms of `_begun`
@@ -258,7 +260,7 @@ class Executables:
             found.used = True
             return found.run(*arguments)
         if self._interprets is not None:
-            arguments = self._covered(forms, arguments)
+            arguments = self._covered(forms, arguments) if self._widens else arguments
             forms = _forms(arguments)
             if (cover := self._all.get(forms)) is not None:
                 return cover.run_timed(arguments)

@@ -393,7 +393,9 @@ class OneDevice(Placement):
             return StartupCall(fresh, lambda function: self.compiled(at, function), entry, self.device)
         fixed = not self.pads or self.repeatable or self.feed_shares() is not None
         interprets = None if fixed else device_of_interpreter(self.device)
-        return Executables(lambda: self.compiled(at, fresh()), entry, interprets)
+        # Segments exchange sequences with host operators, and the sizes of all of these have to agree.
+        alone = len(plan.segments) == 1 and plan.block.idx == 0
+        return Executables(lambda: self.compiled(at, fresh()), entry, interprets, alone)
 
     def _options(self) -> dict[str, str | int]:
         plan = self.plan
