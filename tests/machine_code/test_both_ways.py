@@ -279,6 +279,7 @@ def test_images_that_windows_reach_beside_go_to_xla():
     assert called == before
 
 
+@pytest.mark.slow  # as the tests that it counts on
 def test_machine_code_ran():
     """The last test: the others compared something."""
     some = {"convolution_forward", "convolution_gradient", "product", "row", "lstm", "gru"}
