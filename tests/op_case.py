@@ -1,8 +1,9 @@
 """`check`: one operator held against expected values, numeric gradients, inferred shapes, itself
 without jit, and itself with padding rows.
 
-XLA compiles a case once in float32, and once in float64 for the gradients and all numeric
-differences. Without jit it compiles every primitive by itself, so that only operators are run so
+XLA compiles a case once: the operator in float32 and, for the gradients and all numeric differences,
+in float64. Cases with sequences have a program for each: the first must do without exact rows, the
+second need not. Without jit XLA compiles every primitive by itself, so that only operators are run so
 that compute with static values, which they may do in another way. The inference of shapes traces
 operators where 64 bits are allowed.
 """
@@ -22,9 +23,10 @@ from jfluid.ir.types import is_float, var_type
 from jfluid.lod_tensor import LoDTensor
 from jfluid.ops import gradients, ragged_dispatch, registry
 from jfluid.ops.ragged import Ragged
-from jfluid.ops.schema import normalise
+from jfluid.ops.schema import RegistrySchema, normalise
 
 EPS = 1e-6
+WIDE = "_wide"  # ends the names of variables in float64
 
 
 def _build(
@@ -39,12 +41,20 @@ def _build(
     `unknown_rows`: the input slots whose first dimension is declared unknown.
     """
     program = fluid.Program()
-    block = program.global_block()
-    feeds, in_names = {}, {}
+    feeds, in_names = _declare(program.global_block(), inputs, unknown_rows)
+    out_names = {slot: [f"{slot}_out_{i}" for i in range(n)] for slot, n in outs.items()}
+    program.global_block().append_op(op_type, in_names, out_names, attrs)
+    return program, feeds, out_names
+
+
+def _declare(
+    block: Any, inputs: Mapping[str, Any], unknown_rows: Collection[str] = (), suffix: str = ""
+) -> tuple[dict, dict]:
+    """Variables for the inputs: (feeds, slot -> names)."""
+    feeds, names = {}, {}
     for slot, value in inputs.items():
-        in_names[slot] = []
-        for i, given in enumerate(_list(value)):
-            name = f"{slot}_{i}"
+        names[slot] = [f"{slot}_{i}{suffix}" for i in range(len(_list(value)))]
+        for name, given in zip(names[slot], _list(value)):
             array = _rows(given)
             shape = list(array.shape)
             if shape and (slot in unknown_rows or isinstance(given, LoDTensor)):
@@ -57,10 +67,7 @@ def _build(
                 is_data=True,
             )
             feeds[name] = given
-            in_names[slot].append(name)
-    out_names = {slot: [f"{slot}_out_{i}" for i in range(n)] for slot, n in outs.items()}
-    block.append_op(op_type, in_names, out_names, attrs)
-    return program, feeds, out_names
+    return feeds, names
 
 
 def check(
@@ -100,15 +107,22 @@ def check(
     counts = {s: len(_list(v)) for s, v in expect.items()}
     inputs = _each(inputs, lambda v: v if isinstance(v, LoDTensor) else np.asarray(v))
     program, feeds, out_names = _build(op_type, inputs, attrs, counts)
+    block = program.global_block()
+    declared = {slot: [block.var(n) for n in names] for slot, names in out_names.items()}
     flat = [n for names in out_names.values() for n in names]
-    run = _runner(program, flat, {**inputs, **expect}, padded)
-    values = dict(zip(flat, run(feeds)))
+    wide = _Wide(op_type, _each(inputs, _as_wide), attrs, declared, grad)
+    together = bool(grad) and infer and wide.has_known_shapes and not _holds_lod({**inputs, **expect})
+    if together:
+        wide.append(program, {s: [np.zeros(v.shape, v.np_dtype) for v in vs] for s, vs in declared.items()})
+    run = _runner(program, flat + wide.fetches, {**inputs, **expect}, padded)
+    found = run(feeds | wide.feeds)
+    values = dict(zip(flat, found))
     got = {slot: [values[n] for n in names] for slot, names in out_names.items()}
     for slot, want in expect.items():
         for name, have, target in zip(out_names[slot], got[slot], _list(want)):
             if infer:
                 unknown = _holds_lod(inputs) or bool(_lod(have))
-                _check_inferred(slot, program.global_block().var(name), have, unknown)
+                _check_inferred(slot, block.var(name), have, unknown)
             if target is not None:
                 _compare(f"{op_type}.{slot}", have, target, rtol, atol)
     definition = registry.get(op_type)
@@ -117,10 +131,16 @@ def check(
     if infer:
         _check_unknown_rows(op_type, inputs, attrs, counts, got, inputs if rows is None else rows)
     exact, near = (inputs, got, {}), (rtol, atol)
+    if together:
+        exact = wide.inputs, *wide.check(lambda wider: run(feeds | wider)[len(flat) :], found[len(flat) :], grad_rtol)
+    elif grad:
+        wide.append(fluid.Program(), got)
+        # A fed seed is padded on its own, perhaps to other rows than the output: the step may have to
+        # be exact.
+        run = _runner(wide.program, wide.fetches, {**inputs, **got}, False)
+        exact = wide.inputs, *wide.check(run, run(wide.feeds), grad_rtol)
     if grad:
-        wide = _each(inputs, _wide)
-        sources = [(s, i) for s in grad for i in range(len(_list(wide[s])))]
-        exact, near = (wide, *_wide_run(op_type, wide, attrs, got, sources, grad_rtol)), (1e-6, 1e-9)
+        near = (1e-6, 1e-9)
     if (ragged or _holds_lod(inputs)) and not definition.host:
         _check_padding(op_type, attrs, exact, near, ragged, padded)
     return got
@@ -250,77 +270,98 @@ def _check_unknown_rows(
             )
 
 
-def _wide_run(
-    op_type: str,
-    wide: Mapping,
-    attrs: Mapping,
-    got: Mapping[str, list],
-    sources: Sequence[tuple[str, int]],
-    rtol: float,
-) -> tuple[dict[str, list], dict[tuple[str, int], np.ndarray]]:
-    """The outputs in float64, as users see them, by slot, and the gradients by gradient operators
-    of a weighted sum of them, by slot and number: those are held against central differences.
+class _Wide:
+    """The operator in float64, and the gradients by gradient operators of a weighted sum of its outputs.
 
     Args:
-        got: the outputs in float32.
+        declared: the variables of the outputs in float32, by slot.
+        grad: the slots of the inputs whose gradients are taken.
     """
-    weights = _weights(got)
-    counts = {s: len(ws) for s, ws in weights.items()}
-    program, feeds, out_names = _build(op_type, wide, attrs, counts)
-    grads = _add_gradients(program, feeds, got, weights, out_names, sources) if sources else []
-    flat = [(s, name) for s, names in out_names.items() for name in names]
-    # A fed seed is padded on its own, perhaps to other rows than the output: the step may have to
-    # be exact.
-    run = _runner(program, [name for _, name in flat] + grads, {**wide, **got}, False)
-    found = run(feeds)
-    outs: dict[str, list] = {s: [] for s in out_names}
-    for (slot, _), value in zip(flat, found):
-        outs[slot].append(value)
-    flat_weights = [w for ws in weights.values() for w in ws]
 
-    def loss() -> float:
-        return sum(float((np.asarray(_rows(a)) * w).sum()) for a, w in zip(run(feeds), flat_weights) if w is not None)
+    def __init__(
+        self,
+        op_type: str,
+        inputs: Mapping[str, Any],
+        attrs: Mapping[str, Any],
+        declared: Mapping[str, list],
+        grad: Sequence[str],
+    ) -> None:
+        self.inputs, self.feeds, self.fetches = inputs, {}, []
+        self._op_type, self._attrs, self._declared = op_type, attrs, declared
+        self._sources = [(s, i) for s in grad for i in range(len(_list(inputs[s])))]
 
-    gradients = {}
-    for (slot, i), analytic in zip(sources, found[len(flat) :]):
-        gradients[slot, i] = np.array(_rows(analytic))
-        np.testing.assert_allclose(
-            gradients[slot, i],
-            _numeric(loss, _rows(feeds[f"{slot}_{i}"])),
-            rtol=rtol,
-            atol=1e-6,
-            err_msg=f"gradient of {op_type}.{slot}",
-        )
-    return outs, gradients
+    @property
+    def has_known_shapes(self) -> bool:
+        return not any(-1 in v.shape for vs in self._declared.values() for v in vs)
 
+    def append(self, program: Any, like: Mapping[str, list]) -> None:
+        """Append the operator and the gradient operators to a program. Outputs have the shapes and lods of `like`."""
+        self.program, block, self._weights = program, program.global_block(), _weights(like)
+        self.feeds, in_names = _declare(block, self.inputs, suffix=WIDE)
+        out_names: dict[str, list[str]] = {s: [] for s in self._declared}
+        for slot, variables in self._declared.items():
+            for var in variables:
+                dtype = var_type(np.dtype(np.float64)) if is_float(var.np_dtype) else var.dtype
+                name = var.name + WIDE
+                block.create_var(name=name, shape=var.shape, dtype=dtype, lod_level=var.lod_level, type=var.type)
+                out_names[slot].append(name)
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(RegistrySchema, "infer", lambda schema, op: None)  # they are declared
+            block.append_op(self._op_type, in_names, out_names, self._attrs)
+        self.fetches = [name for names in out_names.values() for name in names]
+        if self._sources:
+            self.fetches += self._gradients(like, out_names)
 
-def _add_gradients(
-    program: Any,
-    feeds: dict[str, Any],
-    got: Mapping[str, list],
-    weights: Mapping[str, list],
-    out_names: Mapping[str, list[str]],
-    sources: Sequence[tuple[str, int]],
-) -> list[Any]:
-    """Gradients of the weighted sum, added to the program; the weights are added to the feeds."""
-    block = program.global_block()
-    targets, seeds = [], []
-    for slot, ws in weights.items():
-        for name, w, out in zip(out_names[slot], ws, got[slot]):
-            if w is not None:
-                seed = block.create_var(
-                    name=f"{name}_seed",
-                    shape=block.var(name).shape,
-                    dtype="float64",
-                    lod_level=len(_lod(out)),
-                    is_data=True,
-                )
-                feeds[seed.name] = LoDTensor(w, out.lod()) if _lod(out) else w
-                targets.append(block.var(name))
-                seeds.append(seed)
-    grads = fluid.gradients(targets, [block.var(f"{s}_{i}") for s, i in sources], seeds)
-    assert all(g is not None for g in grads), f"no gradient for some of {sources}"
-    return list(grads)
+    def _gradients(self, like: Mapping[str, list], out_names: Mapping[str, list[str]]) -> list[Any]:
+        """Gradients of the weighted sum, added to the program; the weights are added to the feeds."""
+        block, targets, seeds = self.program.global_block(), [], []
+        for slot, ws in self._weights.items():
+            for name, w, out in zip(out_names[slot], ws, like[slot]):
+                if w is not None:
+                    seed = block.create_var(
+                        name=f"{name}_seed",
+                        shape=block.var(name).shape,
+                        dtype="float64",
+                        lod_level=len(_lod(out)),
+                        is_data=True,
+                    )
+                    self.feeds[seed.name] = LoDTensor(w, out.lod()) if _lod(out) else w
+                    targets.append(block.var(name))
+                    seeds.append(seed)
+        grads = fluid.gradients(targets, [block.var(f"{s}_{i}{WIDE}") for s, i in self._sources], seeds)
+        assert all(g is not None for g in grads), f"no gradient for some of {self._sources}"
+        return list(grads)
+
+    def check(
+        self, run: Callable[[Mapping[str, Any]], list], found: list, rtol: float
+    ) -> tuple[dict[str, list], dict[tuple[str, int], np.ndarray]]:
+        """Hold gradients against central differences; return the outputs, as users see them, by slot, and the
+        gradients, by slot and number.
+
+        Args:
+            run: gives the fetches of feeds.
+            found: the fetches of the feeds.
+        """
+        values = iter(found)
+        outs = {slot: [next(values) for _ in variables] for slot, variables in self._declared.items()}
+        weights = [w for ws in self._weights.values() for w in ws]
+
+        def loss() -> float:
+            return sum(
+                float((np.asarray(_rows(a)) * w).sum()) for a, w in zip(run(self.feeds), weights) if w is not None
+            )
+
+        gradients = {}
+        for (slot, i), analytic in zip(self._sources, values):
+            gradients[slot, i] = np.array(_rows(analytic))
+            np.testing.assert_allclose(
+                gradients[slot, i],
+                _numeric(loss, _rows(self.feeds[f"{slot}_{i}{WIDE}"])),
+                rtol=rtol,
+                atol=1e-6,
+                err_msg=f"gradient of {self._op_type}.{slot}",
+            )
+        return outs, gradients
 
 
 def _weights(outs: Mapping[str, list]) -> dict[str, list]:
@@ -343,9 +384,9 @@ def _front(array: Any, like: Any) -> Any:
     return array[: like.shape[0]] if like.ndim else array
 
 
-def _wide(value: Any) -> Any:
+def _as_wide(value: Any) -> Any:
     if isinstance(value, LoDTensor):
-        return LoDTensor(_wide(value.value), value.lod())
+        return LoDTensor(_as_wide(value.value), value.lod())
     return value.astype(np.float64, order="C") if is_float(value.dtype) else value
 
 
