@@ -1,5 +1,5 @@
-"""What XLA takes for GPUs is made on every machine: operators and programs lower for `cuda` without JAX's plugin, and
-what a step overwrites is aliased.
+"""What XLA takes for GPUs is made on every machine: programs lower for `cuda` without JAX's plugin, and what a step
+overwrites is aliased. tests/compile/test_recorded_cases.py has the operators.
 """
 
 import re
@@ -14,7 +14,6 @@ import jfluid as fluid
 from jfluid.check_device import cases, structure
 from jfluid.ops import registry
 from jfluid.places import CPUPlace
-from tests import recorded_cases
 from tests.gpu.ahead import (  # lowers_for_cuda is a fixture
     arguments_of,
     lowered_for_cuda,
@@ -26,30 +25,6 @@ from tests.gpu.ahead import (  # lowers_for_cuda is a fixture
 ROOT = Path(__file__).parents[2]
 sys.path.append(str(ROOT / "benchmarks"))
 import fluid_models  # noqa: E402
-
-PARTS = 6
-
-
-def _lower(computations):
-    for computation in computations:
-        try:
-            # the constructor has traced the case for its shapes, and jitted functions are not traced again
-            jax.jit(computation).trace(computation.arguments).lower(lowering_platforms=("cuda",))
-        except Exception as error:
-            raise AssertionError(f"{computation.case.name} does not lower for cuda") from error
-
-
-def test_operators_lower():
-    """Rules of lowering are of primitives: operators with a primitive of types that no earlier operator has."""
-    with jax.enable_x64(True):
-        _lower(recorded_cases.first_of_each(recorded_cases.types, recorded_cases.computations()))
-
-
-@pytest.mark.nightly
-@pytest.mark.parametrize("part", range(PARTS))
-def test_each_operator_lowers(part):
-    with jax.enable_x64(True):
-        _lower(recorded_cases.computations()[part::PARTS])
 
 
 @pytest.mark.usefixtures("lowers_for_cuda")

@@ -1,4 +1,4 @@
-"""Every recorded case of an operator, forward and gradient, by NumPy beside XLA."""
+"""Primitives and calls of kernels by NumPy beside XLA; tests/compile/test_recorded_cases.py has the operators."""
 
 import itertools
 
@@ -10,48 +10,8 @@ import scipy.special
 from jax.extend.core import primitives
 
 from jfluid.compile.numpy_steps import blas_threads, interpreter, kernels
-from jfluid.compile.numpy_steps.beside import Listing, NotInterpretable
-from jfluid.compile.numpy_steps.interpreter import host_value
+from jfluid.compile.numpy_steps.interpreter import Listing
 from jfluid.machine_code import convolution_dispatch, kernel_registry, product_dispatch, row_dispatch
-from tests import recorded_cases
-from tests.dynamic_shapes.padding import difference
-
-PARTS = 8
-
-
-def compare(some):
-    """Interpret cases, and compare the results with XLA's; return the number of comparisons."""
-    refused, wrong, compared = [], [], 0
-    for computation in some:
-        arrays, jaxpr = jax.tree.leaves(computation.arguments), recorded_cases.jaxpr_of(computation)
-        name = computation.case.name
-        try:
-            with np.errstate(all="ignore"):
-                results = Listing(jaxpr).run([host_value(v) for v in arrays])
-        except NotInterpretable as error:
-            refused.append((name, str(error)))
-            continue
-        assert [(r.shape, r.dtype) for r in results] == [(a.shape, a.dtype) for a in jaxpr.out_avals], name
-        compared += 1
-        if difference(results, jax.tree.leaves(jax.jit(computation)(computation.arguments))) > 1e-4:
-            wrong.append(name)
-    assert not wrong
-    assert len(refused) < 5, refused
-    return compared
-
-
-def test_interpreted_operators_give_what_compiled_ones_give():
-    """Rules are of primitives: operators with a primitive of ranks and types that no earlier operator has."""
-    with jax.enable_x64(True):
-        every = recorded_cases.computations()
-        assert compare(recorded_cases.first_of_each(recorded_cases.ranks_and_types, every)) > 150
-
-
-@pytest.mark.nightly
-@pytest.mark.parametrize("part", range(PARTS))
-def test_each_interpreted_operator_gives_what_the_compiled_one_gives(part):
-    with jax.enable_x64(True):
-        assert compare(recorded_cases.computations()[part::PARTS]) > 40
 
 
 @pytest.mark.parametrize(

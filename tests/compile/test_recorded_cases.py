@@ -1,5 +1,7 @@
-"""Every recorded case of an operator, forward and gradient: at padded sizes beside exact ones, and its jaxpr at true
-sizes from traces at samples, beside a trace at these sizes.
+"""Every recorded case of an operator, forward and gradient: by NumPy beside XLA, lowered for `cuda`, at padded sizes
+beside exact ones, and its jaxpr at true sizes from traces at samples, beside a trace at these sizes.
+
+One process has all of these tests, since tracing the cases takes longer than most of the tests do.
 """
 
 import contextlib
@@ -14,10 +16,11 @@ from jax.extend import core
 from jfluid.check_device import cases
 from jfluid.compile.dynamic_shapes.dims import NoRule, Sizes
 from jfluid.compile.dynamic_shapes.unpadded import Unpadded
-from jfluid.compile.numpy_steps.interpreter import Listing, inner
+from jfluid.compile.numpy_steps.beside import NotInterpretable
+from jfluid.compile.numpy_steps.interpreter import Listing, host_value, inner
 from tests import recorded_cases
 from tests.dynamic_shapes.padding import difference, places_alike, recorder, run_padded, traced
-from tests.recorded_cases import first_of_each, jaxpr_of, operations, ranks_and_types
+from tests.recorded_cases import computations, first_of_each, jaxpr_of, operations, ranks_and_types, types
 
 PARTS = 4
 # Groups of dimensions of a case that are tried before each change: those of one size together, and the first alone.
@@ -40,7 +43,7 @@ def function_of(computation):
 
 def dense():
     """Return the recorded cases of arrays."""
-    return [c for c in recorded_cases.computations() if arrays_of(c) is not None]
+    return [c for c in computations() if arrays_of(c) is not None]
 
 
 @functools.cache
@@ -66,8 +69,75 @@ def weights_of_places():
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(cases, "_weights", recorded_cases.weights)
         yield
-    for cached in (recorded_cases.computations, samples_of, exact_results):
+    for cached in (computations, samples_of, exact_results):
         cached.cache_clear()
+
+
+@functools.cache
+def exact_results(computation):
+    return jax.tree.leaves(jax.jit(computation)(computation.arguments))
+
+
+# ---- by NumPy, and lowered ----
+
+
+def compare(some):
+    """Interpret cases, and compare the results with XLA's; return the number of comparisons."""
+    refused, wrong, compared = [], [], 0
+    for computation in some:
+        arrays, jaxpr = jax.tree.leaves(computation.arguments), jaxpr_of(computation)
+        name = computation.case.name
+        try:
+            with np.errstate(all="ignore"):
+                results = Listing(jaxpr).run([host_value(v) for v in arrays])
+        except NotInterpretable as error:
+            refused.append((name, str(error)))
+            continue
+        assert [(r.shape, r.dtype) for r in results] == [(a.shape, a.dtype) for a in jaxpr.out_avals], name
+        compared += 1
+        if difference(results, exact_results(computation)) > 1e-4:
+            wrong.append(name)
+    assert not wrong
+    assert len(refused) < 5, refused
+    return compared
+
+
+def test_interpreted_operators_give_what_compiled_ones_give():
+    """Rules are of primitives: operators with a primitive of ranks and types that no earlier operator has."""
+    with jax.enable_x64(True):
+        assert compare(first_of_each(ranks_and_types, computations())) > 150
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("part", range(2 * PARTS))
+def test_each_interpreted_operator_gives_what_the_compiled_one_gives(part):
+    with jax.enable_x64(True):
+        assert compare(computations()[part :: 2 * PARTS]) > 40
+
+
+def lower(some):
+    for computation in some:
+        try:
+            # the constructor has traced the case for its shapes, and jitted functions are not traced again
+            jax.jit(computation).trace(computation.arguments).lower(lowering_platforms=("cuda",))
+        except Exception as error:
+            raise AssertionError(f"{computation.case.name} does not lower for cuda") from error
+
+
+def test_operators_lower():
+    """Rules of lowering are of primitives: operators with a primitive of types that no earlier operator has."""
+    with jax.enable_x64(True):
+        lower(first_of_each(types, computations()))
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("part", range(PARTS))
+def test_each_operator_lowers(part):
+    with jax.enable_x64(True):
+        lower(computations()[part::PARTS])
+
+
+# ---- at padded sizes ----
 
 
 def varying(low, high):
@@ -92,11 +162,6 @@ def groups(computation, most=None):
         if len(group) > 1 or group[0] == (0, 0):
             with contextlib.suppress(NoRule):
                 yield group, samples(computation, group)
-
-
-@functools.cache
-def exact_results(computation):
-    return jax.tree.leaves(jax.jit(computation)(computation.arguments))
 
 
 def is_right(computation, traces):
