@@ -8,8 +8,9 @@ that compute with static values, which they may do in another way. The inference
 operators where 64 bits are allowed.
 """
 
+import contextlib
 import warnings
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -144,6 +145,16 @@ def check(
     if (ragged or _holds_lod(inputs)) and not definition.host:
         _check_padding(op_type, attrs, exact, near, ragged, padded)
     return got
+
+
+@contextlib.contextmanager
+def not_inferred() -> Iterator[None]:
+    """Operators are appended without inference of shapes, which traces each operator once or twice: for outputs that
+    are declared, or whose declaration nothing reads.
+    """
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(RegistrySchema, "infer", lambda schema, op: None)
+        yield
 
 
 def _list(value: Any) -> list:
@@ -305,8 +316,7 @@ class _Wide:
                 name = var.name + WIDE
                 block.create_var(name=name, shape=var.shape, dtype=dtype, lod_level=var.lod_level, type=var.type)
                 out_names[slot].append(name)
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(RegistrySchema, "infer", lambda schema, op: None)  # they are declared
+        with not_inferred():
             block.append_op(self._op_type, in_names, out_names, self._attrs)
         self.fetches = [name for names in out_names.values() for name in names]
         if self._sources:

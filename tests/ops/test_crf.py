@@ -67,7 +67,7 @@ def ragged(values, lengths, room=0):
 
 def call(op_type, *inputs, **attrs):
     with jax.enable_x64(True):
-        return registry.get(op_type).fn(*inputs, **attrs)
+        return jax.jit(lambda *given: registry.get(op_type).fn(*given, **attrs))(*inputs)
 
 
 def test_linear_chain_crf_of_padded_sequences():
@@ -276,8 +276,16 @@ def test_sums_over_paths_have_the_gradient_of_jax(scale):
     steps[1, 2] = -np.inf
     inside = np.arange(5)[:, None] < np.array([5, 0, 3])
     weights = random.normal(size=(3, 4)).astype("float32")
-    ours, back = jax.vjp(lambda *given: crf._forward(*given, inside)[0], start, x, steps)
-    theirs, plainly = jax.vjp(lambda *given: plain(*given, inside), start, x, steps)
+
+    def value_and_gradients(function):
+        def both(*given):
+            value, back = jax.vjp(lambda *values: function(*values, inside), *given)
+            return value, back(weights)
+
+        return jax.jit(both)(start, x, steps)
+
+    ours, own = value_and_gradients(lambda *given: crf._forward(*given)[0])
+    theirs, plainly = value_and_gradients(plain)
     np.testing.assert_allclose(ours, theirs, rtol=1e-5)
-    for own, other in zip(back(weights), plainly(weights), strict=True):
-        np.testing.assert_allclose(own, other, rtol=1e-3, atol=1e-4)
+    for found, expected in zip(own, plainly, strict=True):
+        np.testing.assert_allclose(found, expected, rtol=1e-3, atol=1e-4)
