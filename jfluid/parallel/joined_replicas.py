@@ -54,6 +54,7 @@ class JoinedReplicas(OneDevice):
         own: the state with a value for each replica.
     """
 
+    divides = False  # replicas are divided in another way
     _joins_slots = False  # the batch of a loader is not divided
 
     def __init__(

@@ -8,6 +8,7 @@ tests/golden/op_schema.json. What a name does is seen by looking it up: a docstr
 import importlib
 import inspect
 import json
+import textwrap
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -16,7 +17,10 @@ from jfluid.check_device import cases, structure
 from jfluid.ops import registry
 from scripts.pages.tables import NOTE, table
 
-_SCHEMA = Path(__file__).resolve().parents[2] / "tests" / "golden" / "op_schema.json"
+_TESTS = Path(__file__).resolve().parents[2] / "tests"
+_SCHEMA = _TESTS / "golden" / "op_schema.json"
+_DIMENSIONS = _TESTS / "dynamic_shapes" / "operator_dimensions.json"
+_MOVES_NO_ROWS = ("feed", "fetch", "delete_var", "while", "conditional_block", "conditional_block_infer", "recurrent")
 _STATES = ("works", "has no effect", "refuses, with a reason", "not in this release")
 _ABOUT = """# Coverage of Fluid 1.8.5
 
@@ -46,6 +50,23 @@ _ON_THE_HOST = """
 The operators of this table do not lower and run on the host, between two parts that XLA compiles. XLA has no operation
 for files, Python functions, remote processes and results of any size. Their inputs leave the device, which then waits
 for their results. `sequence_mask` runs on the host, too, if `maxlen` is not given.
+
+"""
+
+_SIZES = """
+### Sizes that vary
+
+[Shapes that vary](dynamic_shapes.md) pads the feeds of a program to few sizes. This table has the dimensions of the
+inputs of each operator with a recorded case, forward and backward together. `X[0, 2]` stands for dimensions 0 and 2 of
+the input `X`. A fixed dimension follows from attributes or from other inputs, such as the channels of a filter. An
+operator keeps exact shapes if one of its exact dimensions varies, for the reason given. The attributes are those of the
+case: a pooling with windows of one size is padded, an adaptive pooling is not. Sizes of 0 and 1 are not in the table;
+they are constants.
+
+"""
+_ROWS = """
+Feeds with sequences are padded to larger numbers of rows. These operators keep the exact number of rows of an input
+with sequences:
 
 """
 
@@ -85,6 +106,7 @@ def page() -> str:
             ["operator", "what it does"],
             [[f"`{name}`", _first_line(registry.get(name).function)] for name in _on_the_host()],
         ),
+        _sizes(),
     ]
     for path, states in names.items():
         parts += [
@@ -105,6 +127,27 @@ def _anchor(path: str) -> str:
 def _listed(state: str, names: Iterable[str]) -> str:
     found = ",\n  ".join(f"`{name}`" for name in sorted(names))  # a line each, so that changes merge
     return f"- **{state}**:\n  {found}\n" if found else ""
+
+
+def _sizes() -> str:
+    """Return the section on dimensions that may be padded."""
+    rows = []
+    for name, inputs in json.loads(_DIMENSIONS.read_text()).items():
+        reasons: dict[str, list[str]] = {}
+        for slot, dims in inputs.items():
+            for reason in dict.fromkeys(d for d in dims if d is not None):
+                places = ", ".join(str(i) for i, d in enumerate(dims) if d == reason)
+                reasons.setdefault(reason, []).append(f"`{slot}[{places}]`")
+        padded, fixed = ("<br>".join(reasons.pop(kind, [])) for kind in ("", "fixed"))
+        exact = "<br>".join(f"{', '.join(places)}: {reason}" for reason, places in reasons.items())
+        rows.append([f"`{name}`", padded, fixed, exact])
+    exact_rows = [
+        f"`{name}`"
+        for name in sorted(registry.registered())
+        if (found := registry.get(name)).rows is None and not (found.host or found.absent or name in _MOVES_NO_ROWS)
+    ]
+    lines = textwrap.fill(", ".join(exact_rows) + ".", 120)
+    return _SIZES + table(["operator", "padded", "fixed", "exact, and the reason"], rows) + _ROWS + lines + "\n"
 
 
 def _by_state(path: str) -> dict[str, list[str]]:

@@ -19,31 +19,14 @@ from jfluid.compile.dynamic_shapes.unpadded import Unpadded
 from jfluid.compile.numpy_steps.beside import NotInterpretable
 from jfluid.compile.numpy_steps.interpreter import Listing, host_value, inner
 from tests import recorded_cases
+from tests.dynamic_shapes import operator_dimensions
+from tests.dynamic_shapes.operator_dimensions import arrays_of, dense, function_of
 from tests.dynamic_shapes.padding import difference, places_alike, recorder, run_padded, traced
 from tests.recorded_cases import computations, first_of_each, jaxpr_of, operations, ranks_and_types, types
 
 PARTS = 4
 # Groups of dimensions of a case that are tried before each change: those of one size together, and the first alone.
 FEW = 2
-
-
-def arrays_of(computation):
-    """Return the arrays of a case, None for a case with sequences."""
-    leaves = jax.tree.leaves(computation.arguments)
-    if "sequences" in computation.case.name or not all(isinstance(v, np.ndarray) for v in leaves):
-        return None
-    return leaves
-
-
-def function_of(computation):
-    """Return a case as a function of arrays."""
-    structure = jax.tree.structure(computation.arguments)
-    return lambda *given: jax.tree.leaves(computation(jax.tree.unflatten(structure, given)))
-
-
-def dense():
-    """Return the recorded cases of arrays."""
-    return [c for c in computations() if arrays_of(c) is not None]
 
 
 @functools.cache
@@ -200,15 +183,18 @@ def test_padded_operators_give_what_exact_ones_give():
     assert len(right) > 100
 
 
+def test_the_table_has_all_operators_with_a_case():
+    assert list(operator_dimensions.table()) == sorted(c.case.type for c in dense())
+
+
 @pytest.mark.nightly
 @pytest.mark.parametrize("part", range(PARTS))
 def test_each_operator_gives_at_padded_sizes_what_it_gives_at_exact_ones(part):
+    """The table says which dimensions these are; `python -m tests.dynamic_shapes.operator_dimensions` renews it."""
+    table = operator_dimensions.table()
     with jax.enable_x64(True):
-        right = {
-            (c.case.name, *group): is_right(c, traces) for c in dense()[part::PARTS] for group, traces in groups(c)
-        }
-    assert [name for name, found in right.items() if found is False] == []
-    assert len([name for name, found in right.items() if found]) > 30
+        for computation in dense()[part::PARTS]:
+            assert operator_dimensions.dimensions(computation) == table[computation.case.type], computation.case.name
 
 
 # ---- jaxprs at true sizes ----

@@ -19,6 +19,16 @@ from tests.parity.parallel import CASES
 
 GOLDEN = json.loads((Path(__file__).parent.parent / "golden" / "parallel.json").read_text())
 # Fluid cannot sort the operators of a global clip in Reduce mode; one device is the measure there.
+# Each case in one mode, the modes in turn, then each case in the other mode.
+_FOUR = [
+    (case, mode)
+    for at, case in enumerate(CASES)
+    for mode in (("allreduce", "reduce") if at % 2 else ("reduce", "allreduce"))
+]
+
+
+def nightly(chosen):
+    return [pytest.mark.nightly] if chosen else []
 
 
 # A case is built once, and its startup program compiled once.
@@ -60,8 +70,12 @@ def test_more_replicas_than_jax_has_devices_equal_one_device(mode, joined, alone
 
 @pytest.mark.parametrize(
     "case, mode, replicas",
-    [("mlp_adam", "allreduce", 1), ("mlp_adam", "reduce", 1), ("conv_momentum", "allreduce", 2)]
-    + [(case, mode, 4) for case in CASES for mode in ("allreduce", "reduce")],
+    [
+        ("mlp_adam", "allreduce", 1),
+        ("mlp_adam", "reduce", 1),
+        ("conv_momentum", "allreduce", 2),
+        *(pytest.param(*own, 4, marks=nightly(at % 2)) for at, own in enumerate(_FOUR)),
+    ],
 )
 def test_replicas_equal_one_device(case, mode, replicas, alone):
     """Four replicas are on separate devices, fewer are one program; losses of two are held against Fluid's."""

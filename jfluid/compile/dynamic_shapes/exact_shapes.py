@@ -1,4 +1,4 @@
-"""Segments that are compiled for each shape of the feeds, with a warning at the third shape."""
+"""Segments that are compiled for each shape of the feeds, with a warning at the third shape, and the reasons."""
 
 import warnings
 from collections.abc import Callable, Sequence
@@ -7,12 +7,47 @@ from typing import Any
 import jax
 import numpy as np
 
+from jfluid.compile.dynamic_shapes.dims import NoRule
 from jfluid.compile.dynamic_shapes.feed_symbols import Shapes
+from jfluid.compile.dynamic_shapes.interpreter import parts_of
+from jfluid.compile.lowering.plan import Item
 from jfluid.ops.ragged import Ragged
 
 EXACT_FIRST = 2  # shapes that are compiled without padding at first
 # `(donated, kept, key) -> (results, flags)`
 Run = Callable[[tuple[Any, ...], tuple[Any, ...], Any], Any]
+
+
+class OperatorWithoutRule(Exception):
+    """Signal that one operator keeps a segment from being padded. Nothing has run.
+
+    Attributes:
+        position: the operator's position in the block of the segment.
+        reason: why the operator keeps exact shapes.
+    """
+
+    def __init__(self, position: int, reason: str):
+        super().__init__(reason)
+        self.position, self.reason = position, reason
+
+
+def reason_of(error: NoRule, items: Sequence[Item]) -> tuple[str, int | None]:
+    """Return why a segment cannot be padded, and the position of the operator without a rule.
+
+    The text has the operator's type, and the user's line that made it. The position is None if the reason is not one
+    operator of the segment.
+
+    Args:
+        items: the segment's operators.
+    """
+    ops = {at: op for at, op, _ in items}
+    found = list(parts_of(error.scope))
+    if not found:
+        return str(error), None
+    (_, position), (kind, inner) = found[0], found[-1]
+    line = getattr(ops.get(inner), "callsite", "")
+    text = f"{error} (operator {kind}{f', made at {line}' if line else ''})"
+    return text, position if position in ops else None
 
 
 class ExactShapes:
@@ -50,6 +85,16 @@ def warn_of_many(count: int) -> None:
     warnings.warn(
         f"this program has {count} executables for the shapes of its feeds. NumPy runs further shapes where it can, "
         "slowly; elsewhere each is compiled. Pad batches to few shapes, or name the sizes in fluid.shape_buckets",
+        RuntimeWarning,
+        stacklevel=2,
+    )
+
+
+def warn_of_part(because: str) -> None:
+    """Warn that one operator is compiled for each shape, and the rest of its program is padded."""
+    warnings.warn(
+        f"one operator of this program is compiled anew for each new shape of its feeds: {because}. The operators "
+        "before and after it are padded. Pad batches to few shapes",
         RuntimeWarning,
         stacklevel=2,
     )

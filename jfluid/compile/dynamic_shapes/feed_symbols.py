@@ -213,6 +213,11 @@ def is_large(sizes: Mapping[str, int] | None) -> bool:
     return sizes is not None and not small_sizes(sizes)
 
 
+def run_together(batch: Sequence[Shapes]) -> bool:
+    """Return True if shares of a batch differ in their rows alone: the batch then runs without padding."""
+    return all(own[1:] == first[1:] for shapes in batch for own, first in zip(shapes, batch[0]))
+
+
 def small_sizes(sizes: Mapping[str, int]) -> dict[str, int]:
     """Return the sizes of 0 and 1."""
     return {name: size for name, size in sizes.items() if size < SMALLEST}

@@ -89,6 +89,7 @@ class StreamHistory:
         refused: reason for exact shapes; empty without any.
         refused_times: number of tries in vain.
         pads: False once a feed was no dense array.
+        refused_at: position of the operator that is the reason for exact shapes; None if it is not one operator.
     """
 
     observed: list[Shapes]
@@ -98,11 +99,14 @@ class StreamHistory:
     refused: str
     refused_times: int
     pads: bool
+    refused_at: int | None = None
 
     def holds(self, batch: Batch) -> bool:
-        """Return True if a traced segment holds for a batch."""
+        """Return True if a traced segment holds for a batch, or if no batch can be padded."""
         if len(self.observed[0]) != len(batch[0]):
             return False
+        if self.refused_at is not None:
+            return all(len(a) == len(b) for own in batch for a, b in zip(own, self.observed[0]))
         traced = [Sampled(*own.samples(self.observed)) for own in self.traced]
         return any(all(one.sizes(own) is not None for own in batch) for one in traced)
 

@@ -15,23 +15,23 @@ import jax
 import numpy as np
 
 from jfluid import errors, known_sizes
-from jfluid.compile.dynamic_shapes import index_rules, loop_rules, rules, window_rules
+from jfluid.compile.dynamic_shapes import exact_shapes, index_rules, loop_rules, rules, window_rules
 from jfluid.compile.dynamic_shapes.buckets import MOST
 from jfluid.compile.dynamic_shapes.dims import Dim, NoRule, Sizes, first_line, is_constant
-from jfluid.compile.dynamic_shapes.exact_shapes import EXACT_FIRST, warn, warn_of_many
+from jfluid.compile.dynamic_shapes.exact_shapes import EXACT_FIRST, OperatorWithoutRule
 from jfluid.compile.dynamic_shapes.feed_symbols import (
     FeedSymbols,
     Shapes,
     filled_array,
     padded_array,
     ranges,
+    run_together,
     small_sizes,
     symbols_of,
     symbols_with,
     trimmed_array,
 )
 from jfluid.compile.dynamic_shapes.history import Batch, StreamHistory, TracedHistory
-from jfluid.compile.dynamic_shapes.interpreter import parts_of
 from jfluid.compile.dynamic_shapes.segment import FeedShares, StreamSegment
 from jfluid.compile.dynamic_shapes.traced import CompiledCall, Record, Traced, Witness
 from jfluid.compile.numpy_steps import interpreter as numpy_steps
@@ -44,7 +44,6 @@ _RULES = (rules, index_rules, loop_rules, window_rules)  # their import register
 _MOST_OBSERVED = 64
 # How often a segment is traced for sizes that earlier traces do not hold for, and in vain.
 _MOST_TRACED, _MOST_REFUSED = 16, 2
-_TIMED = 3  # measured runs of a bucket, which steps wait for
 _NOT_LOWERED = "Cannot lower jaxpr"  # beginning of JAX's error for contradicting sizes
 _MOST_EXACT = 1024  # most remembered shapes without padding
 _MOST_KEPT = 4  # histories in the file of a stream: models of other widths have the same operators
@@ -78,6 +77,7 @@ class ShapeStream:
         replicas: division of a batch among replicas, where the sizes of shares differ; None for an undivided batch.
         lengths: names of arguments with a varying size. Once all of these have varied, no further shape runs without
             padding.
+        divides: True to raise `OperatorWithoutRule` where one operator keeps the segment from being padded.
     """
 
     def __init__(
@@ -88,8 +88,10 @@ class ShapeStream:
         platform: str,
         replicas: FeedShares | None = None,
         lengths: Sequence[str] = (),
+        divides: bool = False,
     ):
         self._segment = weakref.ref(segment)  # which has this stream
+        self.divides = divides
         self._exact_call, self._platform = exact, platform
         keeps = set(state)
         self._fed = [i for i, name in enumerate(segment.kept) if name not in keeps]
@@ -106,10 +108,17 @@ class ShapeStream:
         self._earlier: list[StreamHistory] | None = None  # of earlier processes, once the file is read
         self._second: _Second | None = None
         self._refused = ""  # reason for exact shapes
+        self._refused_at: int | None = None  # position of the operator that is the reason
         self._refused_times = 0
         self._refused_small: list[dict[str, int]] = []  # sizes of 0 and 1 with which the segment cannot be padded
         self._warned = self._warned_of_many = False
         self._pads = True  # until a feed is no dense array
+
+    def operator_without_rule(self) -> OperatorWithoutRule | None:
+        """Return the operator that keeps the segment from being padded; None without such an operator."""
+        if self._refused_at is None or self._traces or not self._refused_times:
+            return None
+        return OperatorWithoutRule(self._refused_at, self._refused)
 
     @property
     def is_refused(self) -> bool:
@@ -148,11 +157,11 @@ class ShapeStream:
             try:
                 found = self._run_padded(traced, sizes, given, covers)
             except NoRule as error:
-                self._refused = self._reason(error)
+                self._refuse(error)
                 self._traces = [t for t in self._traces if t is not traced]
             else:
                 if found is not None:
-                    self._refused = ""
+                    self._refused, self._refused_at = "", None
                     return found
         is_second = batch not in self._exact and len(self._exact) == 1
         self._run_exactly(batch)
@@ -175,6 +184,7 @@ class ShapeStream:
             self._refused,
             self._refused_times,
             self._pads,
+            self._refused_at,
         )
 
     def recall(self, history: StreamHistory) -> None:
@@ -188,6 +198,7 @@ class ShapeStream:
         self._traces, self._recalled = [], history.traced
         self._traced_times, self._pads = history.traced_times, history.pads
         self._refused, self._refused_times = history.refused, history.refused_times
+        self._refused_at = history.refused_at
 
     @property
     def _is_given_up(self) -> bool:
@@ -205,6 +216,7 @@ class ShapeStream:
                     self._earlier.remove(history)
                     exact = [*self._exact, *history.exact]
                     self.recall(replace(history, exact=exact))
+                    self._divide()
                     break
         recalled, self._recalled = self._recalled, []
         for own in recalled:
@@ -245,13 +257,15 @@ class ShapeStream:
         most = MOST + sum(len(sizes) for dims in self._said.values() for sizes in dims.values())
         if count >= most and not self._warned_of_many:
             self._warned_of_many = True
-            warn_of_many(count)
+            exact_shapes.warn_of_many(count)
         return count < most
 
     def _keep(self) -> None:
         """Write the history of this stream to its file, for later processes."""
         if self._file is not None:
-            own = replace(self.history(), refused="", refused_times=0, traced_times=len(self._traces))
+            own = self.history()
+            if self._traces:
+                own = replace(own, refused="", refused_times=0, refused_at=None, traced_times=len(self._traces))
             own.exact = own.exact[:EXACT_FIRST]
             self._file.note_sizes([own, *(self._earlier or ())][:_MOST_KEPT])
 
@@ -291,7 +305,7 @@ class ShapeStream:
             return
         if len(self._observed) < _MOST_OBSERVED:
             self._observed.update(dict.fromkeys(batch))
-        if len(self._exact) < EXACT_FIRST and _run_together(batch) and not self._lengths_vary():
+        if len(self._exact) < EXACT_FIRST and run_together(batch) and not self._lengths_vary():
             return
         if self._is_given_up:
             return
@@ -299,7 +313,8 @@ class ShapeStream:
             small = self._small(batch)
             symbols = None if small is None else symbols_with(list(self._observed), small)
         except NoRule as error:
-            self._traced_times, self._refused = self._traced_times + 1, self._reason(error)
+            self._traced_times += 1
+            self._refuse(error)
             return
         if small is None or symbols is None or not symbols.names:
             return
@@ -311,7 +326,7 @@ class ShapeStream:
             try:
                 traced = self._traced(given, symbols, low, high, (len(self._observed), number, small))
             except NoRule as error:
-                self._refused = self._reason(error)
+                self._refuse(error)
                 continue
             sizes = traced.each(batch)
             if sizes is None:  # it came after the last one that was observed
@@ -325,6 +340,18 @@ class ShapeStream:
             self._refused_small.append(small)
         else:
             self._refused_times += 1
+            self._divide()
+
+    def _divide(self) -> None:
+        """Raise OperatorWithoutRule, if there is one and the segment can be divided."""
+        found = self.operator_without_rule()
+        if found is not None and self.divides:
+            self._keep()
+            raise found
+
+    def _refuse(self, error: NoRule) -> None:
+        """Note why a batch runs without padding."""
+        self._refused, self._refused_at = exact_shapes.reason_of(error, self._own().items)
 
     def _small(self, batch: Batch) -> dict[str, int] | None:
         """Return the sizes of 0 and 1 of a batch, which programs treat differently; None if the batch runs exactly.
@@ -369,7 +396,7 @@ class ShapeStream:
                     return tuple(self._own().structured(found)), ()
                 else:  # the history of the stream has the bucket, which the call compiles
                     self._is_compiled(traced, bucket, call, arguments)
-            results, flags = self._timed(traced, bucket, call, arguments)
+            results, flags = traced.run(bucket, call, arguments)
         except NoRule:
             traced.executables.pop(tuple(bucket.items()), None)
             raise
@@ -443,16 +470,6 @@ class ShapeStream:
         if found is None:
             wanted, traced.waited[None] = traced.buckets.worth_most(need, traced.compiled | traced.begun), 0.0
         return wanted if self._is_compiled(traced, wanted, *prepared(wanted), at_once=True) else found
-
-    def _timed(self, traced: Traced, bucket: Mapping[str, int], call: CompiledCall, given: tuple[Any, ...]) -> Any:
-        """Run a bucket; the first runs are measured, if steps are interpreted until a bucket is compiled."""
-        runs = traced.runs[tuple(bucket.items())]
-        if len(runs) >= _TIMED or not traced.tracing:
-            return call(*given)
-        start = time.perf_counter()
-        found = jax.block_until_ready(call(*given))
-        runs.append(time.perf_counter() - start)
-        return found
 
     def _run_second(self, given: _Given) -> Any:
         """Return the results of NumPy for the second shape, or None to trace the shape for XLA.
@@ -568,20 +585,7 @@ class ShapeStream:
             del self._exact[next(iter(self._exact))]
         if self._refused and len(self._exact) > EXACT_FIRST and not self._warned:
             self._warned = True
-            warn(self._refused)
-
-    def _reason(self, error: NoRule) -> str:
-        """Return the reason for exact shapes: which operator has no rule, and the user's line that made it."""
-        ops = {at: op for at, op, _ in self._own().items}
-        for kind, position in reversed(list(parts_of(error.scope))):
-            line = getattr(ops.get(position), "callsite", "")
-            return f"{error} (operator {kind}{f', made at {line}' if line else ''})"
-        return str(error)
-
-
-def _run_together(batch: Batch) -> bool:
-    """Return True if shares of a batch differ in their rows alone: the batch then runs without padding."""
-    return all(own[1:] == first[1:] for shapes in batch for own, first in zip(shapes, batch[0]))
+            exact_shapes.warn(self._refused)
 
 
 def _is_array(value: Any) -> bool:

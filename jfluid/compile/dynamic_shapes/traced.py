@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Protocol
 
+import jax
 import numpy as np
 
 from jfluid.compile.dynamic_shapes.buckets import Buckets, Form
@@ -23,6 +24,7 @@ from jfluid.host import collector
 # How often a segment is compiled, and how many batches are remembered as listings.
 _MOST_EXECUTABLES = 16
 _MOST_LISTINGS = 16
+_TIMED = 3  # measured runs of a bucket, which steps wait for
 _UNTRACED = 6  # seconds to trace and compile, for a second of tracing
 
 Record = Callable[[Shapes], Any]  # returns the jaxpr of a segment for shapes of its feeds
@@ -110,6 +112,16 @@ class Traced(Sampled):
         """
         wanted = self.tracing * (1 if self._unpadded else _UNTRACED)
         return not self.interprets or 0 < wanted <= self.waited[waiting]
+
+    def run(self, bucket: Mapping[str, int], call: CompiledCall, given: tuple[Any, ...]) -> Any:
+        """Run a bucket; the first runs are measured, if steps are interpreted until a bucket is compiled."""
+        runs = self.runs[tuple(bucket.items())]
+        if len(runs) >= _TIMED or not self.tracing:
+            return call(*given)
+        start = time.perf_counter()
+        found = jax.block_until_ready(call(*given))
+        runs.append(time.perf_counter() - start)
+        return found
 
     def note_padding(self, wanted: Mapping[str, int], cover: Mapping[str, int]) -> None:
         """Count the time of a run in a larger bucket than the wanted bucket."""

@@ -28,6 +28,7 @@ class Segment:
         reads: inputs of the operators, in order of first use.
         gives: outputs that later segments, fetches or the Scope need.
         collective: True if an operator computes with the values of all replicas.
+        exact: True if it is compiled for each shape.
     """
 
     ops: list[tuple[int, Operator, OpDef]]
@@ -35,6 +36,7 @@ class Segment:
     reads: list[str] = field(default_factory=list)
     gives: list[str] = field(default_factory=list)
     collective: bool = False
+    exact: bool = False
 
 
 @dataclass
@@ -245,8 +247,19 @@ def with_host_loop(plan: Plan, at: int, position: int) -> Plan | None:
     rest = [other for other in ops if other not in first and other is not item]
     if not _may_follow([other for other in rest if other[0] < position], [*first, item]):
         return None
-    segments = [Segment(s.ops, s.host) for s in plan.segments]
+    segments = [Segment(s.ops, s.host, exact=s.exact) for s in plan.segments]
     parts = (Segment(first, False), Segment([item], True), Segment(rest, False))
+    segments[at : at + 1] = [part for part in parts if part.ops]
+    return joined(plan.block, segments, plan.feeds, plan.fetches)
+
+
+def with_exact_operator(plan: Plan, at: int, position: int) -> Plan:
+    """Return the plan with an operator of segment `at` in a segment of its own, which keeps exact shapes."""
+    ops = plan.segments[at].ops
+    number = next(i for i, item in enumerate(ops) if item[0] == position)
+    segments = [Segment(s.ops, s.host, exact=s.exact) for s in plan.segments]
+    own = Segment([ops[number]], False, exact=True)
+    parts = (Segment(ops[:number], False), own, Segment(ops[number + 1 :], False))
     segments[at : at + 1] = [part for part in parts if part.ops]
     return joined(plan.block, segments, plan.feeds, plan.fetches)
 

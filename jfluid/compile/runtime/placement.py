@@ -87,6 +87,7 @@ class Placement(ABC):
             undivided batch are interpreted until they are compiled. The last digits of results may then differ
             from run to run.
         exact_because: the reason for exact shapes, for a warning; empty for no warning.
+        divides: True if an operator that has no rule for padded sizes may be a segment of its own.
         repeatable: True if a process that is started again computes the same bits: steps wait for their compilation,
             and only the batches of the step decide its padded sizes.
     """
@@ -96,6 +97,7 @@ class Placement(ABC):
     replicas: int | None = None
     held: Mapping[str, Order] = MappingProxyType({})
     pads = False
+    divides = False
     exact_because = ""
     repeatable = False
 
@@ -301,7 +303,7 @@ class OneDevice(Placement):
     Sequences are padded to few sizes, unless an operator needs exact rows.
     """
 
-    pads = True
+    pads = divides = True
     _joins_slots = True
 
     def __init__(self, plan: Plan, device: jax.Device):
@@ -445,6 +447,7 @@ class Processes(OneDevice):
     """
 
     exact_because = "processes on GPUs keep exact shapes: XLA tunes a program on all GPUs together"
+    divides = False  # processes have the same segments
     _joins_slots = False  # the sizes of slots differ by process
 
     def __init__(self, plan: Plan, device: jax.Device):

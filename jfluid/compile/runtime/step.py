@@ -9,14 +9,14 @@ import jax.numpy as jnp
 import numpy as np
 
 from jfluid import errors, flags
-from jfluid.compile.dynamic_shapes.exact_shapes import ExactShapes
+from jfluid.compile.dynamic_shapes.exact_shapes import ExactShapes, OperatorWithoutRule, warn_of_part
 from jfluid.compile.dynamic_shapes.history import StreamHistory
 from jfluid.compile.dynamic_shapes.segment import Evaluate, StreamSegment
 from jfluid.compile.dynamic_shapes.stream import ShapeStream
 from jfluid.compile.dynamic_shapes.traced import CompiledCall
 from jfluid.compile.lowering import scalars
 from jfluid.compile.lowering.lower import Known
-from jfluid.compile.lowering.plan import Plan, with_host_loop
+from jfluid.compile.lowering.plan import Plan, with_exact_operator, with_host_loop
 from jfluid.compile.numpy_steps.interpreter import Listing
 from jfluid.compile.rewrites.traced_value import inverse
 from jfluid.compile.runtime import memory, slots
@@ -32,6 +32,7 @@ from jfluid.compile.runtime.step_state import StepState
 from jfluid.ops.static_values import Unknown
 from jfluid.scope import Scope
 
+_MOST_EXACT = 16  # operators of a plan, forward and backward, in segments of their own
 _BYTES = 10 << 10  # bytes of Python objects for each operator, half of the bytes in the program
 
 
@@ -105,9 +106,13 @@ class CompiledSegment(StreamSegment):
         self.call: Function = specialized
         varies = flags.get("FLAGS_dynamic_shapes") and not check_finite and not specialized.refuses
         self._padder = placement.padder()
+        if segment.exact:
+            return
         if varies and self._padder is not None:
             platform = "gpu" if placement.on_gpus else "cpu"
-            self.call = ShapeStream(self, specialized, plan.state, platform, placement.feed_shares())
+            divides = placement.divides and plan.block.idx == 0 and len(segment.ops) > 1
+            shares = placement.feed_shares()
+            self.call = ShapeStream(self, specialized, plan.state, platform, shares, divides=divides)
         elif varies and placement.exact_because:
             fed = [i for i, name in enumerate(self.kept) if name not in plan.state]
             self.call = ExactShapes(specialized, fed, placement.exact_because)
@@ -238,6 +243,8 @@ class Step:
         self.bytes = _BYTES * sum(len(block.ops) for block in plan.block.program.blocks)
         self._check, self._name, self._donate = check_finite, name, donate
         self._recalled: dict[str, StreamHistory] = {}  # of segments that this process has not made
+        self._divided: dict[str, StreamHistory] = {}  # of segments that are divided now
+        self._warned: set[tuple[str, str]] = set()  # operators that keep exact shapes, with their lines
         whole = (
             len(plan.segments) == 1
             and not plan.segments[0].host
@@ -270,7 +277,7 @@ class Step:
     def size_history(self) -> StepHistory:
         """Return what the padded sizes of further batches follow from."""
         sizes = self.placement.sequence_sizes()
-        found = StepHistory([] if sizes is None else sizes.history(), dict(self._recalled))
+        found = StepHistory([] if sizes is None else sizes.history(), self._recalled | self._divided)
         found.segments |= {name: stream.history() for name, stream in self._streams()}
         return found
 
@@ -282,15 +289,24 @@ class Step:
         self._recall_streams()
 
     def _recall_streams(self) -> None:
+        """Give streams their histories of an earlier process, in which segments may have been divided."""
         for name, stream in self._streams():
             if (history := self._recalled.pop(name, None)) is not None:
                 stream.recall(history)
+                if (found := stream.operator_without_rule()) is not None:
+                    self._divide(int(name.split()[0]), found)
+                    return
 
     def _streams(self) -> Iterator[tuple[str, ShapeStream]]:
-        """Yield the stream of each segment; names tell the segments before and after `_use_host` apart."""
-        for at, segment in enumerate(self.segments):
-            if isinstance(segment, CompiledSegment) and isinstance(segment.call, ShapeStream):
-                yield f"{at} of {len(self.segments)}", segment.call
+        """Yield the stream of each segment; names tell the segments before and after a change of the plan apart."""
+        for at in range(len(self.segments)):
+            if (stream := self._stream(at)) is not None:
+                yield f"{at} of {len(self.segments)}", stream
+
+    def _stream(self, at: int) -> ShapeStream | None:
+        segment = self.segments[at]
+        call = segment.call if isinstance(segment, CompiledSegment) else None
+        return call if isinstance(call, ShapeStream) else None
 
     def run(self, scope: Scope, feeds: Any, key: np.ndarray | None, entered: bool = False) -> list[Any]:
         """Run the step: read state from `scope`, write updated variables back, return the fetches (device or NumPy).
@@ -307,13 +323,18 @@ class Step:
                 return state.run(self.placement.call, self.whole, values, key)
             except Unknown as need:
                 self._use_host(0, need)
-                return self.run(scope, feeds, key, entered)
+            except OperatorWithoutRule as found:
+                self._divide(0, found)
+            return self.run(scope, feeds, key, entered)
         env = slots.opened(values)
         state.read(env)
         before = state.values() if self._last_refusing else ()
         try:
             with self.placement.context():
                 self.run_segments(env, scope, key, state)
+        except OperatorWithoutRule as found:  # of the first segment: nothing has run
+            self._divide(0, found)
+            return self.run(scope, feeds, key, entered)
         except errors.OperandError:
             for tensor, value in before:
                 tensor.value = value
@@ -335,6 +356,11 @@ class Step:
                 except Unknown as need:
                     self._use_host(at, need)
                     continue
+                except OperatorWithoutRule as found:
+                    if at == 0:
+                        raise
+                    self._divide(at, found)
+                    continue
                 if flags:
                     refuse_infinite(segment, flags)
                 env.update(zip(segment.gives, gives))
@@ -352,13 +378,39 @@ class Step:
         if need.name is not None:
             raise need
         changed = with_host_loop(self.plan, at, need.path[0])
-        if changed is None or not self.placement.replan(changed):
+        if changed is None or not self._replan(at, changed):
             raise need
+        self._recall_streams()
+
+    def _divide(self, at: int, found: OperatorWithoutRule) -> None:
+        """Compile an operator of segment `at` for each shape, and pad the operators before and after it.
+
+        The values computed before the segment stay. A program with many such operators is not divided further.
+        """
+        stream = self._stream(at)
+        assert stream is not None  # it has raised `found`
+        history, name = stream.history(), f"{at} of {len(self.segments)}"
+        number = sum(len(s.ops) for s in self.plan.segments if s.exact)
+        if number < _MOST_EXACT and self._replan(at, with_exact_operator(self.plan, at, found.position)):
+            self._divided[name] = history
+            op = self.plan.block.ops[found.position]
+            exact = op.type.removesuffix("_grad"), op.callsite
+            if exact not in self._warned:  # of an operator and its gradient once
+                warn_of_part(found.reason)
+            self._warned.add(exact)
+        else:
+            stream.divides = False
+        self._recall_streams()
+
+    def _replan(self, at: int, changed: Plan) -> bool:
+        """Take a plan with other segments from segment `at` on; return whether that is possible."""
+        if not self.placement.replan(changed):
+            return False
         self.plan, self.whole = changed, None
         self._last_refusing = _last_refusing(changed)
         self.segments[at:] = [s if s.host else self._compiled(i) for i, s in enumerate(changed.segments[at:], start=at)]
         self._states.clear()
-        self._recall_streams()
+        return True
 
 
 def _last_refusing(plan: Plan) -> int:
