@@ -28,7 +28,8 @@ _APART_BYTES, _FENCE_BYTES = 64 << 20, 1 << 12
 _HUGE_PAGES, _NOT_NEEDED = 14, 4  # MADV_HUGEPAGE and MADV_DONTNEED of <sys/mman.h>
 _COMPILERS = ("/libjax_common.so", "/libllvmlite.so")  # libraries with LLVM
 _SMAPS = "/proc/self/smaps"
-_BETWEEN = 2.0  # seconds from one return of free memory to the next during a compilation
+_BETWEEN = 0.5  # seconds from one return of free memory to the next during a compilation
+_LARGE_BYTES = 2 << 20  # of a block that is no part of the heap during a compilation
 _USED = 7  # the field `uordblks` of `mallinfo2`
 _SAMPLES = 32  # pages of a block that `holds_free` looks at
 # Variables with which a user chooses; the choice stays.
@@ -90,17 +91,22 @@ def give_back() -> None:
 
 @contextlib.contextmanager
 def kept_small() -> Iterator[None]:
-    """Return free heap memory to the system every two seconds inside the context, which is a compilation.
+    """Return free heap memory to the system twice a second inside the context, which is a compilation.
 
     The passes of XLA free hundreds of megabytes before LLVM's code of each kernel takes as much again in smaller
-    blocks, which fit the free ones only in part.
+    blocks, which fit the free ones only in part. Large arrays of steps beside the compilation are no part of the heap:
+    the compilation would fill a part of each place that such an array leaves.
     """
     ended = threading.Event()
 
     def trim() -> None:
-        library = _allocator()
+        library, keeps = _allocator(), keeps_blocks()
         while not ended.wait(_BETWEEN):
+            if keeps:
+                _set({_MMAP_THRESHOLD: _LARGE_BYTES})
             library.malloc_trim(0)
+        if keeps:
+            _set({_MMAP_THRESHOLD: MOST_KEPT})
 
     thread = threading.Thread(target=trim, name="jfluid-trim", daemon=True)
     if _trims():

@@ -10,7 +10,7 @@ import functools
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax import Array
+from jax import Array, lax
 
 from jfluid import errors
 from jfluid.ops import static_values, windows
@@ -123,6 +123,29 @@ def _along_backward(axis: int, taps: _Taps, kept: None, grad: Array) -> tuple[Ar
 _along.defvjp(_along_forward, _along_backward)
 
 
+@functools.partial(jax.custom_vjp, nondiff_argnums=(1, 2))
+def _repeated(x: Array, axis: int, times: int) -> Array:
+    """Repeat each element along one axis.
+
+    The gradient of `jnp.repeat` has other operations for a size of 1, and a stream of shapes would be exact.
+    """
+    sizes = [*x.shape[: axis + 1], times, *x.shape[axis + 1 :]]
+    places = [a for a in range(x.ndim + 1) if a != axis + 1]
+    return lax.collapse(lax.broadcast_in_dim(x, sizes, places), axis, axis + 2)
+
+
+def _repeated_forward(x: Array, axis: int, times: int) -> tuple[Array, None]:
+    return _repeated(x, axis, times), None
+
+
+def _repeated_backward(axis: int, times: int, kept: None, grad: Array) -> tuple[Array]:
+    sizes = [*grad.shape[:axis], grad.shape[axis] // times, times, *grad.shape[axis + 1 :]]
+    return (grad.reshape(sizes).sum(axis + 1),)
+
+
+_repeated.defvjp(_repeated_forward, _repeated_backward)
+
+
 def _sizes(
     method: str,
     current: list[int],
@@ -195,7 +218,7 @@ def _interpolate(
     for axis, size, out in zip(axes, current, wanted):
         taps = _taps(size, out, interp_method, align_corners, align_mode)
         if times := taps.repeats():
-            x = x if times == 1 else jnp.repeat(x, times, axis)
+            x = x if times == 1 else _repeated(x, axis, times)
         else:
             x = _along(x, axis, taps)
     return x.astype(kind)

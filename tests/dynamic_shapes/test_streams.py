@@ -2,10 +2,15 @@
 
 import warnings
 
+import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
 import jfluid as fluid
+from jfluid.compile.dynamic_shapes.dims import NoRule
+from jfluid.compile.dynamic_shapes.feed_symbols import FeedSymbols, ranges, samples_between
+from jfluid.compile.dynamic_shapes.interpreter import compare
 from tests.dynamic_shapes.interpreted import interpreted
 
 layers = fluid.layers
@@ -207,6 +212,25 @@ def test_images_whose_height_and_width_vary():
     stream = same(detector, [images(random, *size) for size in sizes])
     assert len(stream._exact) == 2
     assert not stream._refused
+
+
+def test_strides_do_not_divide_the_sizes_of_samples_down_to_one():
+    """A map of one pixel is broadcast: the lowest sample has the operations of one size alone."""
+    symbols = FeedSymbols.of([((n, 3, size, size),) for n, size in [(64, 160), (16, 352), (48, 416), (32, 192)]])
+    lowest = {name: samples_between(symbols, *next(ranges(symbols)))[name][0] for name in symbols.names}
+    assert lowest == {"n0": 16, "n1": 64}  # the first one is the number of images
+
+
+def test_sums_over_other_dimensions_are_other_operations():
+    """The gradient of an array that is broadcast sums over no dimension of size 1."""
+
+    def trace(size):
+        gradient = jax.grad(lambda y: jnp.sum(jnp.sin(np.ones((3, size), np.float32) * y[:, None])))
+        return jax.make_jaxpr(gradient)(np.ones(3, np.float32)).jaxpr
+
+    compare(trace(2), trace(5))
+    with pytest.raises(NoRule, match="other operations"):
+        compare(trace(1), trace(5))
 
 
 def boxes_of_two_scales():

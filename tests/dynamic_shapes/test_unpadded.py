@@ -46,6 +46,24 @@ def test_random_numbers_are_the_ones_of_the_true_sizes():
     np.testing.assert_array_equal(found, function(jnp.ones((20, 6), jnp.float32)))
 
 
+def test_windows_with_strides_give_sizes_of_their_own():
+    """Sizes that are no multiples of the strides, too."""
+    filters = np.random.RandomState(0).rand(1, 1, 3, 3).astype("float32")
+
+    def function(x):
+        image = x[None, None]
+        for _ in range(2):
+            image = jax.lax.conv_general_dilated(image, filters, (2, 1), ((1, 1), (1, 1)))
+        image = jnp.pad(image, ((0, 0), (0, 0), (1, 0), (0, 0)))
+        return jax.lax.reduce_window(image, -np.inf, jax.lax.max, (1, 1, 3, 1), (1, 1, 2, 1), "VALID"), image.mean()
+
+    for n in (6, 9, 20, 47):
+        x = np.random.RandomState(n).rand(n, 6).astype("float32")
+        listing = unpadded(function).at(Sizes({"n": n}, {"n": n}))
+        for found, expected in zip(listing.run([x]), function(x), strict=True):
+            np.testing.assert_allclose(found, expected, rtol=1e-5)
+
+
 def test_numbers_without_a_form_are_refused():
     with pytest.raises(NoRule, match="does not follow from the sizes"):
         unpadded(lambda x: x.sum() * np.log(np.log(len(x))))

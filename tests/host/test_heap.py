@@ -165,6 +165,37 @@ def test_a_compilation_without_a_return_of_memory_still_runs(monkeypatch):
         assert "jfluid-trim" not in {thread.name for thread in threading.enumerate()}
 
 
+BESIDE = """
+import ctypes
+import time
+from jfluid.host import heap
+
+library = ctypes.CDLL("libc.so.6")
+library.malloc.restype, library.malloc.argtypes = ctypes.c_void_p, [ctypes.c_size_t]
+heap.keep_for_steps()
+small = library.malloc(64)
+
+def is_of_heap():
+    return abs(library.malloc(8 << 20) - small) < 1 << 30
+
+print(is_of_heap())
+with heap.kept_small():
+    print(is_of_heap())  # a short compilation changes nothing
+    deadline = time.monotonic() + 60
+    while is_of_heap() and time.monotonic() < deadline:
+        time.sleep(0.1)
+    print(is_of_heap())
+print(is_of_heap(), heap.keeps_blocks())
+"""
+
+
+@pytest.mark.process
+@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="it is glibc's heap")
+def test_large_arrays_beside_a_compilation_are_no_part_of_the_heap():
+    found = subprocess.run([sys.executable, "-c", BESIDE], capture_output=True, text=True, check=True)
+    assert found.stdout == "True\nTrue\nFalse\nTrue True\n"
+
+
 # What a program does before its steps, and True if the heap of the steps may then be of huge pages.
 BEFORE = {
     "": True,

@@ -1,5 +1,8 @@
 """Interpreted operations at the edges of their numbers, indices and windows, beside XLA's."""
 
+import types
+import weakref
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -158,6 +161,23 @@ def test_bodies_of_loops_are_bounded(monkeypatch):
 def test_large_windows_of_a_gradient_wait_for_xla():
     function = pooled(lax.max, -jnp.inf, 65, 1, "VALID")
     refused(jax.grad(lambda y: function(y).sum()), (1, 80, 80), match="many elements")
+
+
+def test_results_are_dropped_one_after_the_other_as_they_are_copied(monkeypatch):
+    """NumPy's parameters and JAX's copies of all parameters would take twice the memory."""
+    held, left, place = [], [], beside.xla_client.batched_device_put
+
+    def copied(kind, sharding, arrays, devices):
+        left.append(sum(own() is not None for own in held))
+        held.append(weakref.ref(arrays[0]))
+        return place(kind, sharding, [np.array(arrays[0])], devices)
+
+    monkeypatch.setattr(beside, "xla_client", types.SimpleNamespace(batched_device_put=copied))
+    x = np.ones(2000, "float32")
+    listing = Listing(jax.make_jaxpr(lambda x: [x + n for n in range(1, 5)])(x))
+    found = beside.interpreted(listing, [x], jax.devices("cpu")[0])
+    assert [float(v[0]) for v in found] == [2, 3, 4, 5]
+    assert left == [0, 0, 0, 0]
 
 
 def test_results_share_no_memory():

@@ -1,9 +1,13 @@
 """Resizing, held against weights that are read off its definition for each pixel by itself."""
 
+import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
 from jfluid import errors
+from jfluid.compile.dynamic_shapes.interpreter import compare
+from jfluid.ops.resize import _interpolate
 from tests.op_case import check
 
 X = np.random.RandomState(0).rand(2, 2, 3, 5).astype("float32")
@@ -87,3 +91,15 @@ def test_channels_last_and_one_pixel():
     attrs = {"out_h": 1, "out_w": 4, "data_layout": "NHWC"}
     expect = resized(X, (1, 4), "bilinear", True).transpose(0, 2, 3, 1)
     check("bilinear_interp", {"X": X.transpose(0, 2, 3, 1)}, attrs, expect={"Out": expect})
+
+
+def test_repeated_pixels_have_the_same_operations_at_each_size():
+    """A stream of shapes is padded if its smallest maps, of one pixel, have the operations of larger maps."""
+
+    def trace(size):
+        def repeated(x):
+            return jnp.sum(jnp.sin(_interpolate(x, None, [], None, scale=2.0, interp_method="nearest")))
+
+        return jax.make_jaxpr(jax.grad(repeated))(np.ones((2, 3, size, size), np.float32))
+
+    compare(trace(1).jaxpr, trace(3).jaxpr)

@@ -261,7 +261,9 @@ def ranges(symbols: FeedSymbols) -> Iterator[tuple[Mapping[str, int], Mapping[st
             below = margin
             if margin >= _MARGINS[0] and symbols.unit[name] == 1:
                 below = size if name in rows else _SHORTER  # the last batch may have any number of examples
-            low[name] = max(SMALLEST, size // below // 2 * 2)  # even: the highest sample is odd
+            # Strides may divide the unit of an image's height down to a size of 1, which is broadcast.
+            least = SMALLEST * (1 if name in rows else symbols.unit[name])
+            low[name] = max(min(least, size), size // below // 2 * 2)  # even: the highest sample is odd
         yield low, {name: margin * size for name, size in symbols.high.items()}
 
 

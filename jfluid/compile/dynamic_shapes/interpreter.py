@@ -278,10 +278,17 @@ def compare(jaxpr: Any, other: Any) -> None:
     _same_primitives(list(zip(jaxpr.eqns, other.eqns)))
 
 
+def _differ(equation: Any, other: Any) -> bool:
+    """Return True for other primitives, or other dimensions: no sum is over a dimension of 1, which is broadcast."""
+    if equation.primitive.name != other.primitive.name:
+        return True
+    return any(equation.params.get(name) != other.params.get(name) for name in _DIMENSIONS)
+
+
 def _same_primitives(pairs: Sequence[tuple[Any, Any]]) -> None:
     for equation, other in pairs:
         try:
-            if other is None or equation.primitive.name != other.primitive.name:
+            if other is None or _differ(equation, other):
                 raise NoRule("other sizes lead to other operations")
             inner = CALLS.get(equation.primitive.name)
             if inner is not None:
@@ -338,6 +345,8 @@ def same_params(operation: Operation) -> bool:
     ) and not any(hasattr(v, "eqns") or hasattr(v, "jaxpr") for n, v in first.items() if n != "update_jaxpr")
 
 
+# Parameters that number dimensions.
+_DIMENSIONS = "axes axis dimension dimensions broadcast_dimensions permutation".split()
 SHORT = 16  # most elements of an array that may follow from the sizes, element by element
 FLOATS: tuple[Callable[[Any], Any], ...] = (
     lambda n: n,

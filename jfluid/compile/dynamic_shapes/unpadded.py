@@ -7,15 +7,26 @@ dimension, a multiple of a dimension or a sum of two dimensions plus a constant,
 
 import functools
 import itertools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
 import numpy as np
 from jax.extend import core
 
-from jfluid.compile.dynamic_shapes.dims import Dim, NoRule, Sizes, Table, is_constant, samples_of
-from jfluid.compile.dynamic_shapes.interpreter import FLOATS, SHORT, compare, rounded
+from jfluid.compile.dynamic_shapes.dims import (
+    Dim,
+    NoRule,
+    Samples,
+    Sizes,
+    Symbol,
+    Table,
+    is_constant,
+    samples_of,
+    size_of,
+)
+from jfluid.compile.dynamic_shapes.interpreter import FLOATS, SHORT, Operation, compare, rounded, shapes_at_samples
+from jfluid.compile.dynamic_shapes.window_rules import WINDOWS, learn_windows
 from jfluid.compile.numpy_steps.interpreter import Listing, has_rule, inner, operands_of, results_of
 from jfluid.compile.numpy_steps.operation import ResultType
 from jfluid.compile.rewrites.primitives import CALLS
@@ -86,6 +97,9 @@ class Unpadded:
     def _equation(self, equations: Sequence[Any]) -> Callable[[Sizes], tuple[Any, Any, list[ResultType]]] | None:
         """Return a function of the sizes that returns an equation's primitive, parameters and types of results."""
         first = equations[0]
+        if first.primitive.name in WINDOWS:
+            image, *filters = (shapes_at_samples([v.aval for v in o]) for o in zip(*(e.invars for e in equations)))
+            learn_windows(self._table, Operation(equations), list(map(self._dim, image)), *(filters or [[]]))
         avals = [self._aval([v.aval for v in own]) for own in zip(*(e.outvars for e in equations), strict=True)]
         called = CALLS.get(first.primitive.name)  # beside it are rules of derivatives, which were applied
         names = first.params if called is None else [called]
@@ -202,21 +216,26 @@ class Unpadded:
         return self._memo[key]
 
     def _whole(self, samples: Sequence[int]) -> _Form:
-        """Return the form of an integer: a dimension, or a multiple of a dimension or a sum of two plus a constant."""
-        dim = self._table.find(tuple(samples))
+        """Return the form of an integer."""
+        dim = self._dim(tuple(samples))
+        return None if dim is None else lambda sizes: int(sizes.true(dim))
+
+    def _dim(self, samples: Samples) -> Dim | None:
+        """Return a dimension, or a multiple of a dimension or a sum of two plus a constant; None for other samples."""
+        dim = self._table.find(samples)
         if dim is not None:
-            return lambda sizes: int(sizes.true(dim))
+            return dim
         for other in self._varying():
             own = samples_of(other, self._table.count)
             slope, rest = divmod(samples[1] - samples[0], own[1] - own[0]) if own[1] != own[0] else (0, 1)
             base = samples[0] - slope * own[0]
             if not rest and all(slope * n + base == s for n, s in zip(own, samples, strict=True)):
-                return functools.partial(_affine, slope, base, other)
+                return ((Symbol(samples, functools.partial(_affine, slope, base, other)),),)
         for one, other in itertools.combinations(self._varying(), 2):
             both = zip(samples, *(samples_of(dim, self._table.count) for dim in (one, other)), strict=True)
             constants = {s - a - b for s, a, b in both}
             if len(constants) == 1:
-                return functools.partial(_sum, constants.pop(), one, other)
+                return ((Symbol(samples, functools.partial(_sum, constants.pop(), one, other)),),)
         return None
 
     def _fraction(self, samples: Sequence[float]) -> Callable[[Sizes], Any]:
@@ -237,12 +256,12 @@ def _at(form: _Form, value: Any, sizes: Sizes) -> Any:
     return value if form is None else form(sizes)
 
 
-def _affine(slope: int, base: int, dim: Dim, sizes: Sizes) -> int:
-    return slope * int(sizes.true(dim)) + base
+def _affine(slope: int, base: int, dim: Dim, of: Mapping[str, Any]) -> Any:
+    return slope * size_of(dim, of) + base
 
 
-def _sum(base: int, one: Dim, other: Dim, sizes: Sizes) -> int:
-    return int(sizes.true(one)) + int(sizes.true(other)) + base
+def _sum(base: int, one: Dim, other: Dim, of: Mapping[str, Any]) -> Any:
+    return size_of(one, of) + size_of(other, of) + base
 
 
 def _scaled(ratio: float, form: Callable[[Any], Any], dim: Dim, sizes: Sizes) -> float:

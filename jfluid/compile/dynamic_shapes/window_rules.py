@@ -9,7 +9,9 @@ from jax import lax
 from jfluid.compile.dynamic_shapes.dims import (
     Dim,
     NoRule,
+    Samples,
     Symbol,
+    Table,
     common,
     constant,
     is_constant,
@@ -26,16 +28,19 @@ from jfluid.compile.dynamic_shapes.interpreter import (
     rule,
 )
 
+# Operations whose results have sizes of their own.
+WINDOWS = frozenset("conv_general_dilated reduce_window_sum reduce_window_max reduce_window_min".split())
 
-def _window_dim(run: Interpreter, dim: Dim, result: tuple[int, ...], window: int, operation: Operation, at: int) -> Dim:
-    """Return the dimension that windows over a dimension give.
+
+def _window_dim(table: Table, dim: Dim, result: tuple[int, ...], window: int, operation: Operation, at: int) -> Dim:
+    """Return the dimension that windows over a dimension give. Raises NoRule.
 
     Args:
         result: its size at each sample.
         window: places from the first of a window to behind its last.
         at: number of the dimension in the operation's parameters.
     """
-    found = run.table.find(result)
+    found = table.find(result)
     if found is not None and leads(found):
         return found
     if not leads(dim):
@@ -45,7 +50,28 @@ def _window_dim(run: Interpreter, dim: Dim, result: tuple[int, ...], window: int
     holes = _dilations(operation)[at]
     more = 1 + before + after - window
     size = functools.partial(_number_of_windows, dim, holes, more, stride)
-    return run.table.learn(((Symbol(result, size),),))
+    return table.learn(((Symbol(result, size),),))
+
+
+def learn_windows(table: Table, operation: Operation, image: Sequence[Dim | None], filters: Sequence[Samples]) -> None:
+    """Learn the sizes that windows give. Raises NoRule for padding that differs with the sizes.
+
+    Args:
+        image: the dimensions of the first operand, None for unknown dimensions.
+        filters: the size of each dimension of filters at each sample; empty for a reduction.
+    """
+    params, results = operation.params, operation.results()
+    if filters:
+        numbers = params["dimension_numbers"]
+        places = list(zip(numbers.lhs_spec[2:], numbers.out_spec[2:]))
+        widths, holes = [filters[place] for place in numbers.rhs_spec[2:]], params["rhs_dilation"]
+    else:
+        places = [(axis, axis) for axis in range(len(image))]
+        widths, holes = [(n,) for n in params["window_dimensions"]], params["window_dilation"]
+    for at, ((own, goal), width, hole) in enumerate(zip(places, widths, holes)):
+        dim = image[own]
+        if dim is not None and len(set(width)) == 1 and table.find(results[goal]) is None:
+            _window_dim(table, dim, results[goal], (width[0] - 1) * hole + 1, operation, at)
 
 
 def _number_of_windows(dim: Dim, holes: int, more: int, stride: int, of: Mapping[str, Any]) -> Any:
@@ -91,7 +117,7 @@ def _convolution(run: Interpreter, operation: Operation, values: Sequence[Padded
             dims[goal] = constant(samples[goal][0])
             paddings.append(common([p[at] for p in operation.each("padding")], "a padding"))
             continue
-        dims[goal] = _window_dim(run, dim, samples[goal], span, operation, at)
+        dims[goal] = _window_dim(run.table, dim, samples[goal], span, operation, at)
         paddings.append(_padding(run, dim, dims[goal], span, operation, at))
     array = operation.bind(
         run.masked(image, [feature, *spatial], 0),
@@ -112,7 +138,7 @@ def _windows(fill: Any) -> Any:
                 dims.append(constant(samples[at][0]))
                 paddings.append(common([p[at] for p in operation.each("padding")], "a padding"))
                 continue
-            dims.append(_window_dim(run, dim, samples[at], span, operation, at))
+            dims.append(_window_dim(run.table, dim, samples[at], span, operation, at))
             paddings.append(_padding(run, dim, dims[-1], span, operation, at))
         neutral = fill(value.array.dtype) if callable(fill) else fill
         mixed = [i for i, n in enumerate(operation.params["window_dimensions"]) if n > 1]

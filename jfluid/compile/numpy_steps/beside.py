@@ -49,7 +49,7 @@ def interpreted(
     values = [host_value(v) for v in jax.tree.leaves(arguments)]
     with np.errstate(all="ignore"), blas_threads.one_thread():
         found = listing.run(values, stop)
-    return _placed(_unshared(found, values), device)
+    return _placed(found, values, device)
 
 
 @functools.lru_cache(maxsize=4096)
@@ -58,26 +58,30 @@ def _kind(shape: tuple[int, ...], dtype: np.dtype[Any]) -> Any:
         return jax.typeof(np.broadcast_to(np.zeros((), dtype), shape))
 
 
-def _placed(arrays: Sequence[Any], device: jax.Device) -> list[jax.Array]:
-    """Return arrays of a device. `jax.device_put` does the same, but its checks take longer than a small step."""
-    sharding = jax.sharding.SingleDeviceSharding(device)
-    place = xla_client.batched_device_put
-    return [place(_kind(a.shape, a.dtype), sharding, [a], [device]) for a in arrays]
+def _placed(results: list[Any], arguments: Sequence[Any], device: jax.Device) -> list[jax.Array]:
+    """Return NumPy results as arrays of a device, without common memory, in the list of the results.
 
-
-def _unshared(results: Sequence[Any], arguments: Sequence[Any]) -> list[Any]:
-    """Return results without common memory, as NumPy arrays.
-
-    Results may share memory with arguments, with constants and with each other. JAX does not copy NumPy arrays, and XLA
-    may overwrite the memory. Small arrays are copied in any case; constants of a listing cannot be written.
+    `jax.device_put` does the same, but its checks take longer than a small step. JAX copies NumPy arrays that do not
+    begin at a cache line: each result is dropped once it is copied, because new parameters take as much memory as the
+    old ones.
     """
-    shared, found = set(map(id, arguments)), list[Any]()
-    for value in results:
-        kept = isinstance(value, np.ndarray) and value.nbytes >= _FEWEST_BYTES and id(value) not in shared
-        flags = value.flags
-        found.append(value if kept and flags.owndata and flags.writeable and flags.c_contiguous else np.array(value))
+    sharding, shared = jax.sharding.SingleDeviceSharding(device), set(map(id, arguments))
+    for at, value in enumerate(results):
+        own = _unshared(value, shared)
         shared.add(id(value))
-    return found
+        results[at] = xla_client.batched_device_put(_kind(own.shape, own.dtype), sharding, [own], [device])
+    return results
+
+
+def _unshared(value: Any, shared: set[int]) -> Any:
+    """Return a result, or a copy of a result that may share memory with an argument, a constant or a further result.
+
+    JAX does not copy all NumPy arrays, and XLA may overwrite the memory. Small arrays are copied in any case; constants
+    of a listing cannot be written.
+    """
+    kept = isinstance(value, np.ndarray) and value.nbytes >= _FEWEST_BYTES and id(value) not in shared
+    flags = value.flags
+    return value if kept and flags.owndata and flags.writeable and flags.c_contiguous else np.array(value)
 
 
 def needed(closed: Any) -> Any:
