@@ -49,7 +49,7 @@ def interpreted(
     values = [host_value(v) for v in jax.tree.leaves(arguments)]
     with np.errstate(all="ignore"), blas_threads.one_thread():
         found = listing.run(values, stop)
-    return _placed(_unshared(found, values), device)
+    return placed(_unshared(found, values), device)
 
 
 @functools.lru_cache(maxsize=4096)
@@ -58,7 +58,7 @@ def _kind(shape: tuple[int, ...], dtype: np.dtype[Any]) -> Any:
         return jax.typeof(np.broadcast_to(np.zeros((), dtype), shape))
 
 
-def _placed(arrays: Sequence[Any], device: jax.Device) -> list[jax.Array]:
+def placed(arrays: Sequence[Any], device: jax.Device) -> list[jax.Array]:
     """Return arrays of a device. `jax.device_put` does the same, but its checks take longer than a small step."""
     sharding = jax.sharding.SingleDeviceSharding(device)
     place = xla_client.batched_device_put
