@@ -17,7 +17,7 @@ def test_a_stream_of_many_lengths_has_few_buckets_and_little_padding():
     chosen = padded(needs)
     assert len(set(chosen)) < MOST
     assert all(bucket >= need for bucket, need in zip(chosen, needs))
-    assert np.sum(chosen[1000:]) < 1.1 * np.sum(needs[1000:])  # of all work; 2.7 with one bucket
+    assert np.sum(chosen[1000:]) < 1.13 * np.sum(needs[1000:])  # of all work; 2.7 with one bucket
     assert chosen == padded(needs)  # sizes decide, and no clock
 
 
@@ -37,7 +37,7 @@ def test_sizes_on_a_curve_have_little_padding():
     chosen = [work(buckets.choose(need)) for need in needs]
     assert len(buckets) + 2 < MOST
     assert sum(chosen[:100]) < 1.5 * sum(map(work, needs[:100]))  # a bucket for all batches: 4.2
-    assert sum(chosen[400:]) < 1.3 * sum(map(work, needs[400:]))
+    assert sum(chosen[400:]) < 1.35 * sum(map(work, needs[400:]))
 
 
 def test_a_size_that_costs_little_has_room():
@@ -50,8 +50,9 @@ def test_larger_sizes_after_many_steady_batches():
     buckets = Buckets(lambda own: own["length"], {"length": 1}, others=lambda: 2)
     for own in sizes:
         buckets.choose(own)
-    assert len(buckets) + 2 == MOST - 1
-    assert buckets.choose({"length": 300})["length"] >= 8 * 300
+    assert len(buckets) + 2 == MOST - 2
+    assert buckets.choose({"length": 300})["length"] >= 4 * 300
+    assert buckets.choose({"length": 5000})["length"] >= 8 * 5000
     assert len(buckets) + 2 == MOST
 
 

@@ -14,8 +14,8 @@ MOST = 12  # executables of a stream: buckets of all traces, and exact shapes
 # A new bucket holds all known buckets once 6 are left. The last 3 are for sizes beyond all buckets: each has more room
 # than the bucket before, so that sizes may grow a thousandfold.
 _LEFT_WIDE, _LEFT_BEYOND = 6, 3
-# After so many batches sizes rarely grow: fewer are left for larger sizes, and the others become finer buckets.
-_STEADY, _LEFT_STEADY = 256, 1
+# After so many batches sizes rarely grow: one of the last 3 may be a finer bucket.
+_STEADY, _LEFT_STEADY = 256, 2
 _MOST_ROOM = 16  # most work of such a bucket, in times of the work without room
 _COARSE, _FINE = 2, 8  # sizes of an octave
 # Work of a bucket for all batches so far, in times of the largest batch's work, from which on few batches need it.
