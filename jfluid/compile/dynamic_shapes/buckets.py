@@ -11,7 +11,7 @@ from jfluid.compile.dynamic_shapes.history import BucketsHistory, Sizes
 from jfluid.compile.runtime.padding import ladder
 
 MOST = 12  # executables of a stream: buckets of all traces, and exact shapes
-# A new bucket holds all known buckets once 6 are left. The last 3 are for sizes beyond all buckets: each has more room
+# A new bucket holds all batches so far once 6 are left. The last 3 are for sizes beyond all buckets: each has more room
 # than the bucket before, so that sizes may grow a thousandfold.
 _LEFT_WIDE, _LEFT_BEYOND = 6, 3
 # After so many batches sizes rarely grow: one of the last 3 may be a finer bucket.
@@ -24,8 +24,7 @@ _SLIGHT = 1.04  # most work of a bucket with more room in dimensions that cost l
 # Padded steps whose work is wasted until a finer bucket is compiled: compiling takes about as long.
 _PATIENCE = 16
 _INTERPRETED = 4.0  # time of an interpreted step, in times of a compiled step of the same sizes
-_MOST_FORMS = 64  # sizes that are counted; pairs of these are candidates while there are few
-_FEW_FORMS = 24
+_MOST_FORMS = 64  # sizes that are counted
 
 Form = tuple[tuple[str, int], ...]
 
