@@ -1,5 +1,6 @@
 """Buckets: the few sizes to which batches of many sizes are padded."""
 
+import functools
 import itertools
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -25,6 +26,7 @@ _SLIGHT = 1.04  # most work of a bucket with more room in dimensions that cost l
 _PATIENCE = 16
 _INTERPRETED = 4.0  # time of an interpreted step, in times of a compiled step of the same sizes
 _MOST_FORMS = 64  # sizes that are counted
+_MOST_WORKS = 4096  # sizes whose work is remembered: each step compares the work of several buckets
 
 Form = tuple[tuple[str, int], ...]
 
@@ -50,7 +52,10 @@ class Buckets:
         said: Mapping[str, Sequence[int]] = MappingProxyType({}),
         others: Callable[[], int] = int,
     ):
-        self._work, self._unit = work, unit
+        names = tuple(unit)
+        known = functools.lru_cache(_MOST_WORKS)(lambda own: work(dict(zip(names, own))))
+        self._work: Callable[[Mapping[str, int]], int] = lambda sizes: known(tuple([sizes[n] for n in names]))
+        self._unit = unit
         self._said = {n: [-(-s // unit[n]) * unit[n] for s in own] for n, own in said.items()}
         self._known: list[Sizes] = []
         self._others = others
