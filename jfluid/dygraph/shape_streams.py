@@ -19,7 +19,7 @@ from jfluid.compile.dynamic_shapes.segment import Evaluate, StreamSegment
 from jfluid.compile.dynamic_shapes.stream import ShapeStream
 from jfluid.compile.lowering import trace
 from jfluid.compile.lowering.plan import Item
-from jfluid.compile.numpy_steps.beside import device_of_interpreter, interpreted
+from jfluid.compile.numpy_steps.beside import device_of_interpreter, interpreted, placed
 from jfluid.compile.numpy_steps.interpreter import Listing
 from jfluid.compile.runtime.executable_cache import DiskEntry, TraceResults, entry_of_items
 from jfluid.compile.runtime.executables import Executables
@@ -193,6 +193,7 @@ class EagerStreams:
         self._streams = LruCache[tuple[_Segment, ShapeStream]](_MOST)
         self._firsts = LruCache[_First](_MOST)  # by form of a step
         self._outlines = LruCache[tuple[Outline, _First] | None](_MOST_OUTLINES)
+        self._same = LruCache[_First](_MOST_OUTLINES)  # of steps whose loops have not varied
 
     def run(
         self,
@@ -234,13 +235,14 @@ class EagerStreams:
     def forget_released(self) -> None:
         """Forget the streams of steps with operators that were released, and the outlines of all."""
         self._outlines.clear()  # trie nodes hold calls
+        self._same.clear()
         self._firsts.clear()
         for key, (segment, _) in list(self._streams.items()):
             if any(released_ops.is_released(definition) for _, _, definition in segment.items):
                 del self._streams[key]
 
     def _here(self, value: Any) -> Any:
-        return value if isinstance(value, jax.Array) else jax.device_put(value, self._device)
+        return placed([value], self._device)[0] if isinstance(value, np.ndarray) else value
 
     def _stream(self, segment: _Segment, lengths: Sequence[str] = ()) -> tuple[_Segment, ShapeStream]:
         platform = "cpu" if self._device.platform == "cpu" else "gpu"
@@ -283,10 +285,12 @@ class EagerStreams:
         key = trace_node, tuple(live)
         if key in self._outlines:
             return self._outlines[key]
+        if (same := self._same.get(key)) is not None and not same.differ:
+            return None
         ops = ops_of(trace_node)
         spans = spans_of(ops)
         if not spans:
-            return None
+            return self._outlines.get_or_make(key, lambda: None)
         lengths = [span.times for span in spans]
 
         def new() -> _First:
@@ -295,6 +299,7 @@ class EagerStreams:
         first = self._firsts.get_or_make(form_of(ops, spans), new)
         first.differ.update(i for i, (a, b) in enumerate(zip(first.lengths, lengths)) if a != b)
         if not first.differ:
+            self._same.get_or_make(key, lambda: first)
             return None
         outline = _outline_of(ops, spans, first.differ, live)
         self._outlines.get_or_make(key, lambda: None if outline is None else (outline, first))

@@ -80,7 +80,9 @@ def run_padded(function, found: stream.Traced, arguments, extra=3, poison=True):
     sizes = {name: own[0] for name, own in found.samples.items()}
     bucket = {n: s + extra for n, s in sizes.items()}
     padded, true = Sizes(bucket, {}), Sizes(sizes, {})
-    given = [padded_array(a, d, padded, true) for a, d in zip(arguments, found.fed)]
+    given = [np.asarray(a) for a in arguments]
+    for i in found.varying:
+        given[i] = padded_array(arguments[i], found.fed[i], padded, true)
     if poison:
         given = [poisoned(p, np.asarray(a)) for p, a in zip(given, arguments)]
 

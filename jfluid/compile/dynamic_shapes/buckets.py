@@ -1,24 +1,32 @@
 """Buckets: the few sizes to which batches of many sizes are padded."""
 
+import functools
 import itertools
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
 from types import MappingProxyType
 
+import numpy as np
+
 from jfluid.compile.dynamic_shapes.history import BucketsHistory, Sizes
 from jfluid.compile.runtime.padding import ladder
 
 MOST = 12  # executables of a stream: buckets of all traces, and exact shapes
-# A new bucket holds all known buckets once 6 are left. The last 3 are for sizes beyond all buckets: each has more room
+# A new bucket holds all batches so far once 6 are left. The last 3 are for sizes beyond all buckets: each has more room
 # than the bucket before, so that sizes may grow a thousandfold.
 _LEFT_WIDE, _LEFT_BEYOND = 6, 3
+# After so many batches sizes rarely grow: one of the last 3 may be a finer bucket.
+_STEADY, _LEFT_STEADY = 256, 2
 _MOST_ROOM = 16  # most work of such a bucket, in times of the work without room
-_COARSE, _FINE = 2, 4  # sizes of an octave
+_COARSE, _FINE = 2, 8  # sizes of an octave
+# Work of a bucket for all batches so far, in times of the largest batch's work, from which on few batches need it.
+_CURVE = 2.0
+_SLIGHT = 1.04  # most work of a bucket with more room in dimensions that cost little, in times of the work without
 # Padded steps whose work is wasted until a finer bucket is compiled: compiling takes about as long.
 _PATIENCE = 16
 _INTERPRETED = 4.0  # time of an interpreted step, in times of a compiled step of the same sizes
-_MOST_FORMS = 64  # sizes that are counted; pairs of these are candidates while there are few
-_FEW_FORMS = 24
+_MOST_FORMS = 64  # sizes that are counted
+_MOST_WORKS = 4096  # sizes whose work is remembered: each step compares the work of several buckets
 
 Form = tuple[tuple[str, int], ...]
 
@@ -44,7 +52,10 @@ class Buckets:
         said: Mapping[str, Sequence[int]] = MappingProxyType({}),
         others: Callable[[], int] = int,
     ):
-        self._work, self._unit = work, unit
+        names = tuple(unit)
+        known = functools.lru_cache(_MOST_WORKS)(lambda own: work(dict(zip(names, own))))
+        self._work: Callable[[Mapping[str, int]], int] = lambda sizes: known(tuple([sizes[n] for n in names]))
+        self._unit = unit
         self._said = {n: [-(-s // unit[n]) * unit[n] for s in own] for n, own in said.items()}
         self._known: list[Sizes] = []
         self._others = others
@@ -77,14 +88,14 @@ class Buckets:
         if best is None:
             return self._add(need)
         self._wasted += max(1 - self._work(fine) / max(self._work(best), 1), 0.0)
-        if self._wasted < _PATIENCE or self._left <= _LEFT_BEYOND:
+        kept = _LEFT_BEYOND if self._came.total() < _STEADY else _LEFT_STEADY
+        if self._wasted < _PATIENCE or self._left <= kept:
             return best
         self._wasted = 0.0
         known = [(dict(form), count) for form, count in self._came.items()]
-        saved = self._saved([(own, n, self._work(held)) for own, n in known if (held := self._best(own))])
-        finer = max(self._candidates(), key=saved)
-        if saved(finer) > 0:
-            self._known.append(finer)
+        finer, saved = self._saving([(own, n, self._work(held)) for own, n in known if (held := self._best(own))])
+        if saved > 0:
+            self.know(finer)
         return self._best(need) or best
 
     def worth_most(self, need: Mapping[str, int], compiled: Collection[Form]) -> Sizes:
@@ -102,12 +113,7 @@ class Buckets:
             own = dict(form)
             least = [self._work(b) for b in there if self._fits(own, b)]
             costs.append((own, count, min([_INTERPRETED * self._work(own), *least])))
-
-        every = {n: max(own[n] for own, _, _ in costs) for n in need}
-        given = {n: self._given(n, size) or size for n, size in need.items()}
-        rounded = [self._rounded(sizes, _COARSE) for sizes in (every, given, *self._candidates())]
-        once = [dict(form) for form in dict.fromkeys(tuple(sizes.items()) for sizes in rounded)]
-        return self.know(max((sizes for sizes in once if self._fits(given, sizes)), key=self._saved(costs)))
+        return self.know(self._saving(costs, {n: self._given(n, size) or size for n, size in need.items()})[0])
 
     def know(self, sizes: Sizes) -> Sizes:
         """Add a bucket, unless it is known; return the bucket."""
@@ -133,9 +139,18 @@ class Buckets:
         return next(iter(self.holding(need)), None)
 
     def _add(self, need: Mapping[str, int]) -> Sizes:
-        """Add a coarse bucket for a batch; if few buckets are left, a bucket that holds all known buckets, and more."""
+        """Add a coarse bucket for a batch; if few buckets are left, a bucket that holds all batches so far, or more."""
+        coarse = self._rounded(need, _COARSE)
+        coarse = self._roomy(coarse, self._rounded({n: size + size // 4 for n, size in need.items()}, _COARSE))
         if self._left > _LEFT_WIDE:
-            return self.know(self._rounded(need, _COARSE))
+            return self.know(coarse)
+        if self._left > _LEFT_BEYOND:
+            came = [need, *map(dict, self._came)]
+            every = {n: size if self._given(n, size) else max(own[n] for own in came) for n, size in need.items()}
+            every = self._rounded(every, _COARSE)
+            # One size is large where another is small.
+            curve = self._work(every) > _CURVE * max(map(self._work, came)) and self._left > _LEFT_BEYOND + 1
+            return self.know(coarse if curve else every)
         times = max(_LEFT_BEYOND + 1 - max(self._left, 1), 0)
         wide = [self._beyond(need, 1 << i) for i in range(times, -1, -1)]
         most = _MOST_ROOM * self._work(wide[-1])
@@ -157,24 +172,36 @@ class Buckets:
             del self._came[min(self._came, key=self._came.__getitem__)]
         self._came[form] += 1
 
-    def _candidates(self) -> list[Sizes]:
-        """Return the observed sizes, and the smallest sizes that hold each pair of observed sizes."""
-        few = [dict(form) for form, _ in self._came.most_common(_FEW_FORMS)]
-        joined = [{n: max(size, b[n]) for n, size in a.items()} for a, b in itertools.combinations(few, 2)]
-        return [*map(dict, self._came), *joined]
+    def _saving(self, costs: Sequence[tuple[Sizes, int, float]], need: Sizes | None = None) -> tuple[Sizes, float]:
+        """Return the bucket by which batches would have saved most work, and that work.
 
-    def _saved(self, costs: Sequence[tuple[Sizes, int, float]]) -> Callable[[Sizes], float]:
-        """Return a function of a bucket's sizes: the work that batches would save by the bucket.
+        Candidates hold a batch, two batches or all batches so far.
 
         Args:
             costs: sizes, the number of batches of these sizes, and the work of one batch.
+            need: sizes that the bucket holds, in sizes of the coarse ladder; None for any bucket.
         """
+        own = [sizes for sizes, _, _ in costs]
+        every = {n: max(sizes[n] for sizes in own) for n in own[0]}
+        pairs = [{n: max(size, b[n]) for n, size in a.items()} for a, b in itertools.combinations(own, 2)]
+        found = [every, *own, *pairs, *([need] if need else [])]
+        found = [self._roomy(self._rounded(sizes, _COARSE) if need else sizes, every) for sizes in found]
+        found = [dict(form) for form in dict.fromkeys(tuple(sizes.items()) for sizes in found)]
+        found = [sizes for sizes in found if self._fits(need or {}, sizes)]
+        fits = np.array([[self._fits(sizes, bucket) for sizes in own] for bucket in found])
+        gains = np.array([cost for _, _, cost in costs]) - np.array(list(map(self._work, found)))[:, None]
+        saved = np.where(fits, np.maximum(gains, 0), 0) @ np.array([n for _, n, _ in costs])
+        best = int(saved.argmax())
+        return found[best], float(saved[best])
 
-        def saved(sizes: Sizes) -> float:
-            work = self._work(sizes)
-            return sum(n * (cost - work) for own, n, cost in costs if cost > work and self._fits(own, sizes))
-
-        return saved
+    def _roomy(self, sizes: Sizes, wide: Sizes) -> Sizes:
+        """Return the larger of two sizes in each dimension in which that costs little."""
+        found, most = sizes, _SLIGHT * self._work(sizes)
+        for n in sizes:
+            wider = found | {n: max(found[n], wide[n])}
+            if n not in self._said and self._work(wider) <= most:
+                found = wider
+        return found
 
     def _rounded(self, need: Mapping[str, int], rungs: int) -> Sizes:
         """Return the next sizes of a ladder that has `rungs` sizes an octave; sizes that the user has given stay."""

@@ -173,6 +173,7 @@ class Sampled:
         samples: sizes of each symbol, by name.
         factors: the symbols of these samples, by name.
         fed: the dimensions of each feed.
+        varying: the numbers of the feeds of varying size.
 
     Raises NoRule where two sizes are the same at each sample.
     """
@@ -181,6 +182,7 @@ class Sampled:
         self.symbols, self.samples = symbols, samples_between(symbols, low, high)
         self.factors = {name: Symbol(own, operator.itemgetter(name)) for name, own in self.samples.items()}
         self.fed = symbols.dims_of(self.factors)
+        self.varying = [i for i, dims in enumerate(self.fed) if not all(map(is_constant, dims))]
         longer = {dim for own in symbols.dims for dim in own if isinstance(dim, Longer)}
         if len(symbols_in(self.fed)) < len(symbols.names) + len(longer):
             raise NoRule("sizes that the samples do not tell apart")
@@ -348,9 +350,7 @@ def _prime(start: int, used: set[int]) -> int:
 
 
 def padded_array(array: Any, dims: Sequence[Dim], sizes: Sizes, true: Sizes) -> np.ndarray:
-    """Return a feed at the sizes of a bucket, with zeros behind its data."""
-    if all(map(is_constant, dims)):
-        return np.asarray(array)
+    """Return a feed of varying size at the sizes of a bucket, with zeros behind its data."""
     return filled_array([array], dims, sizes, [true])[0]  # type: ignore[no-any-return]
 
 

@@ -17,7 +17,7 @@ import numpy as np
 from jfluid import errors, known_sizes
 from jfluid.compile.dynamic_shapes import exact_shapes, index_rules, loop_rules, rules, window_rules
 from jfluid.compile.dynamic_shapes.buckets import MOST
-from jfluid.compile.dynamic_shapes.dims import Dim, NoRule, Sizes, first_line, is_constant
+from jfluid.compile.dynamic_shapes.dims import Dim, NoRule, Sizes, first_line
 from jfluid.compile.dynamic_shapes.exact_shapes import EXACT_FIRST, OperatorWithoutRule
 from jfluid.compile.dynamic_shapes.feed_symbols import (
     FeedSymbols,
@@ -290,7 +290,8 @@ class ShapeStream:
 
     def _are_arrays(self, shares: Sequence[Sequence[Any]]) -> bool:
         """Return True if all feeds are arrays without sequences."""
-        return all(isinstance(v, np.ndarray | jax.Array) for own in shares for v in own)
+        kinds = {type(v) for own in shares for v in own}
+        return all(issubclass(kind, np.ndarray | jax.Array) for kind in kinds)
 
     def _ways(self, given: _Given) -> Iterator[tuple[Traced, list[dict[str, int]], bool]]:
         """Yield traced segments that hold for a batch, to be tried one after the other, with the sizes of each share.
@@ -407,11 +408,9 @@ class ShapeStream:
             raise NoRule("XLA does not take its operators at padded sizes") from error
         padded, true = Sizes(bucket, {}), [Sizes(own, {}) for own in sizes]
         arrays, structure = jax.tree.flatten(results, is_leaf=_is_array)
-        found = [
-            r if all(map(is_constant, dims)) else self._trimmed(r, dims, padded, true)
-            for r, dims in zip(arrays, traced.results)  # the results of the segment come first
-        ]
-        return jax.tree.unflatten(structure, found), flags
+        for at in traced.varying_results:
+            arrays[at] = self._trimmed(arrays[at], traced.results[at], padded, true)
+        return jax.tree.unflatten(structure, arrays), flags
 
     def _is_compiled(
         self, traced: Traced, bucket: Mapping[str, int], call: CompiledCall, given: Sequence[Any], at_once: bool = False
@@ -533,10 +532,11 @@ class ShapeStream:
         """Return the arguments `kept` at the sizes of a bucket, followed by the true sizes."""
         padded, true = Sizes(bucket, {}), [Sizes(own, {}) for own in sizes]
         arguments: list[Any] = list(kept)
-        for at, (i, dims) in enumerate(zip(self._fed, traced.fed)):
+        for at in traced.varying:
+            i, dims = self._fed[at], traced.fed[at]
             if self._replicas is None:
                 arguments[i] = padded_array(kept[i], dims, padded, true[0])
-            elif not all(map(is_constant, dims)):
+            else:
                 arguments[i] = filled_array([own[at] for own in shares], dims, padded, true)
         numbers = [[own[n] for n in traced.symbols.names] for own in sizes]
         return (*arguments, np.array(numbers if self._replicas else numbers[0], np.int64))

@@ -25,6 +25,7 @@ from jfluid.host import collector
 _MOST_EXECUTABLES = 16
 _MOST_LISTINGS = 16
 _TIMED = 3  # measured runs of a bucket, which steps wait for
+_MOST_BATCHES = 256  # whose sizes are remembered: an imperative step has dozens of arguments
 _UNTRACED = 6  # seconds to trace and compile, for a second of tracing
 
 Record = Callable[[Shapes], Any]  # returns the jaxpr of a segment for shapes of its feeds
@@ -56,6 +57,7 @@ class Traced(Sampled):
         compiled: sizes of the buckets that have executables, or that steps wait for.
         begun: sizes of the buckets that a thread compiles or has compiled.
         results: dimensions of each result, after the evaluation.
+        varying_results: numbers of the results of varying size.
         witness: sizes and feeds of the batch for which the segment was traced last; None before.
         witnesses: sizes and feeds of a batch that checks the samples, for each bucket.
         stored: sizes of the buckets that the file of the stream has, or the state of a trainer.
@@ -77,7 +79,8 @@ class Traced(Sampled):
         self.executables = LruCache[CompiledCall](_MOST_EXECUTABLES)
         self.compiled: set[Form] = set()
         self.begun: set[Form] = set()
-        self.results: list[tuple[Dim, ...]] = []
+        self.results = list[tuple[Dim, ...]]()
+        self.varying_results = list[int]()
         self.waited = defaultdict[Form | None, float](float)  # seconds of padding, by bucket; of interpreted steps
         self.tracing = 0.0  # seconds
         self.runs = defaultdict[Form, list[float]](list)  # seconds of the first padded runs, by bucket
@@ -90,6 +93,7 @@ class Traced(Sampled):
         self._record = record
         self._unpadded: Unpadded | None = None
         self._listings = LruCache[Listing](_MOST_LISTINGS)
+        self._batches = LruCache[list[dict[str, int]] | None](_MOST_BATCHES)
 
     @property
     def has_executables(self) -> bool:
@@ -167,6 +171,7 @@ class Traced(Sampled):
     def learn(self, noted: Any) -> None:
         """See `executable_cache.TraceResults`."""
         self.results = noted
+        self.varying_results = [i for i, dims in enumerate(noted) if not all(map(is_constant, dims))]
 
     @functools.cached_property
     def _ends(self) -> list[Any]:
@@ -226,6 +231,9 @@ class Traced(Sampled):
 
     def each(self, batch: Batch) -> list[dict[str, int]] | None:
         """Return the sizes of each share of a batch; None where the traces do not hold for one."""
+        return self._batches.get_or_make(batch, lambda: self._each(batch))
+
+    def _each(self, batch: Batch) -> list[dict[str, int]] | None:
         found = [own for shapes in batch if (own := self.sizes(shapes)) is not None]
         return found if len(found) == len(batch) else None
 
@@ -250,5 +258,5 @@ class Traced(Sampled):
         values = [Padded(v, fed[i] if i >= 0 else tuple(map(constant, np.shape(v)))) for i, v in arguments.items()]
         sizes = Sizes(bucket, {name: true[i] for i, name in enumerate(self.symbols.names)})
         found = Interpreter(table, sizes, platform).run(traces, values)
-        self.results = [value.dims for value in found]
+        self.learn([value.dims for value in found])
         return [value.array for value in found]

@@ -49,7 +49,7 @@ def interpreted(
     values = [host_value(v) for v in jax.tree.leaves(arguments)]
     with np.errstate(all="ignore"), blas_threads.one_thread():
         found = listing.run(values, stop)
-    return _placed(found, values, device)
+    return _placed_results(found, values, device)
 
 
 @functools.lru_cache(maxsize=4096)
@@ -58,18 +58,24 @@ def _kind(shape: tuple[int, ...], dtype: np.dtype[Any]) -> Any:
         return jax.typeof(np.broadcast_to(np.zeros((), dtype), shape))
 
 
-def _placed(results: list[Any], arguments: Sequence[Any], device: jax.Device) -> list[jax.Array]:
+def placed(arrays: Sequence[Any], device: jax.Device) -> list[jax.Array]:
+    """Return arrays of a device. `jax.device_put` does the same, but its checks take longer than a small step."""
+    sharding = jax.sharding.SingleDeviceSharding(device)
+    place = xla_client.batched_device_put
+    return [place(_kind(a.shape, a.dtype), sharding, [a], [device]) for a in arrays]
+
+
+def _placed_results(results: list[Any], arguments: Sequence[Any], device: jax.Device) -> list[jax.Array]:
     """Return NumPy results as arrays of a device, without common memory, in the list of the results.
 
-    `jax.device_put` does the same, but its checks take longer than a small step. JAX copies NumPy arrays that do not
-    begin at a cache line: each result is dropped once it is copied, because new parameters take as much memory as the
-    old ones.
+    JAX copies NumPy arrays that do not begin at a cache line: each result is dropped once it is copied, because new
+    parameters take as much memory as the old ones.
     """
-    sharding, shared = jax.sharding.SingleDeviceSharding(device), set(map(id, arguments))
+    shared = set(map(id, arguments))
     for at, value in enumerate(results):
         own = _unshared(value, shared)
         shared.add(id(value))
-        results[at] = xla_client.batched_device_put(_kind(own.shape, own.dtype), sharding, [own], [device])
+        (results[at],) = placed([own], device)
     return results
 
 
