@@ -32,7 +32,7 @@ from jfluid.host import aligned_memory, collector
 from jfluid.ir.operator import OpRole
 from jfluid.lod_tensor import LoDTensor, whole
 from jfluid.ops.collective import AXIS
-from jfluid.ops.ragged import Ragged
+from jfluid.ops.ragged import Ragged, is_counted
 from jfluid.processes import collective_watch
 
 Env = dict[str, Any]
@@ -303,12 +303,14 @@ class OneDevice(Placement):
 
     pads = True
     _joins_slots = True
+    _counts_sequences = True
 
     def __init__(self, plan: Plan, device: jax.Device):
         super().__init__(plan)
         self.device, self.on_gpus = device, device.platform != "cpu"
         self._home = jax.sharding.SingleDeviceSharding(device)
-        self._buckets = slots.SlotBuckets()
+        counts = self._counts_sequences and len(plan.segments) == 1 and not plan.segments[0].host
+        self._buckets = slots.SlotBuckets(counts=counts)
 
     def home(self, name: str) -> jax.sharding.Sharding:
         return self._home
@@ -395,6 +397,8 @@ class OneDevice(Placement):
         interprets = None if fixed else device_of_interpreter(self.device)
         # Segments exchange sequences with host operators, and the sizes of all of these have to agree.
         alone = len(plan.segments) == 1 and plan.block.idx == 0
+        if interprets is not None and alone and entry is not None:
+            self._buckets.counted_before = lambda: slots.are_counted(entry.noted_sizes())
         return Executables(lambda: self.compiled(at, fresh()), entry, interprets, alone)
 
     def _options(self) -> dict[str, str | int]:
@@ -409,10 +413,17 @@ class OneDevice(Placement):
             return segment.call(donated, tuple([padding.exact(v) for v in kept]), key)
         try:
             return segment.call(donated, kept, key)
-        except errors.OperandError:
-            raise
         except errors.JFluidError as padded:
             kept = slots.opened_arguments(segment.kept, kept)
+            if any(map(is_counted, kept)):
+                outs = self.call(segment, donated, tuple(map(padding.uncounted, kept)), key)
+                self._buckets.refuse_counts(
+                    "this program is compiled anew for each number of sequences, because of an operator that does "
+                    f"not support a padded number: {str(padded).splitlines()[0]}"
+                )
+                return outs
+            if isinstance(padded, errors.OperandError):
+                raise
             if not any(isinstance(v, Ragged) and not v.exact for v in kept):
                 raise
             outs = segment.call(donated, tuple([padding.exact(v) for v in kept]), key)
@@ -446,6 +457,7 @@ class Processes(OneDevice):
 
     exact_because = "processes on GPUs keep exact shapes: XLA tunes a program on all GPUs together"
     _joins_slots = False  # the sizes of slots differ by process
+    _counts_sequences = False
 
     def __init__(self, plan: Plan, device: jax.Device):
         super().__init__(plan, device)
