@@ -177,12 +177,12 @@ class SequenceBuckets:
     Attributes:
         exact: True disables padding, for an operator that does not support it.
         counts: as the argument; False after `refuse_counts`.
-        counted_before: returns True if an earlier process has padded numbers of sequences.
+        counted_before: returns True if an earlier process has padded numbers of sequences; None without its files.
     """
 
     def __init__(self, counts: bool = True) -> None:
         self.exact, self.counts = False, counts
-        self.counted_before: Callable[[], bool] = lambda: False
+        self.counted_before: Callable[[], bool] | None = None
         # by names of feeds: the sizes, and the rows of all sequences together, the fewest first
         self._known: dict[frozenset[Any], list[tuple[Sizes, int]]] = {}
         # dense feeds that had a row for each sequence in all batches so far; None before the first batch
@@ -264,9 +264,11 @@ class SequenceBuckets:
         known = [sizes for sizes, _ in alike]
         exact = not self.counts or self._keeps_numbers(need, known)
         new = {n: (s if exact else s.with_room()).rounded() for n, s in need.items()}
-        if len(alike) >= MOST:
+        is_first_counted = not exact and not any(size.counted for k in known for size in k.values())
+        if len(alike) >= MOST or is_first_counted:
             for k in known:
                 new = {n: s.joined(k[n]) for n, s in new.items()}
+        if len(alike) >= MOST:
             more = _ROOM if len(alike) < _GROWS else 2.0 ** (len(alike) - _GROWS + 1) - 1
             new = {n: s.roomier(more=more) for n, s in new.items()}
         bisect.insort(alike, (new, _rows_of(new)), key=itemgetter(1))
@@ -275,7 +277,7 @@ class SequenceBuckets:
     def _keeps_numbers(self, need: Sizes, known: list[Sizes]) -> bool:
         """Return True if a batch has the first numbers of sequences that came."""
         if not known:
-            return not self.counted_before()
+            return self.counted_before is None or not self.counted_before()
         return any(all(not k[n].counted and k[n].numbers[0] == s.numbers[0] for n, s in need.items()) for k in known)
 
     def _dense_rows(self, feeds: Mapping[str, Any], need: Sizes) -> Sizes:

@@ -397,7 +397,8 @@ class OneDevice(Placement):
         interprets = None if fixed else device_of_interpreter(self.device)
         # Segments exchange sequences with host operators, and the sizes of all of these have to agree.
         alone = len(plan.segments) == 1 and plan.block.idx == 0
-        if interprets is not None and alone and entry is not None:
+        # The segment's own executables are the first; others compute what it needs to know.
+        if interprets is not None and alone and entry is not None and self._buckets.counted_before is None:
             self._buckets.counted_before = lambda: slots.are_counted(entry.noted_sizes())
         return Executables(lambda: self.compiled(at, fresh()), entry, interprets, alone)
 
