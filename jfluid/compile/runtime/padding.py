@@ -9,7 +9,7 @@ import bisect
 import functools
 import math
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from operator import itemgetter, le
 from typing import Any, NamedTuple
 
@@ -177,12 +177,10 @@ class SequenceBuckets:
     Attributes:
         exact: True disables padding, for an operator that does not support it.
         counts: as the argument; False after `refuse_counts`.
-        counted_before: returns True if an earlier process has padded numbers of sequences; None without its files.
     """
 
     def __init__(self, counts: bool = True) -> None:
         self.exact, self.counts = False, counts
-        self.counted_before: Callable[[], bool] | None = None
         # by names of feeds: the sizes, and the rows of all sequences together, the fewest first
         self._known: dict[frozenset[Any], list[tuple[Sizes, int]]] = {}
         # dense feeds that had a row for each sequence in all batches so far; None before the first batch
@@ -276,9 +274,9 @@ class SequenceBuckets:
 
     def _keeps_numbers(self, need: Sizes, known: list[Sizes]) -> bool:
         """Return True if a batch has the first numbers of sequences that came."""
-        if not known:
-            return self.counted_before is None or not self.counted_before()
-        return any(all(not k[n].counted and k[n].numbers[0] == s.numbers[0] for n, s in need.items()) for k in known)
+        return not known or any(
+            all(not k[n].counted and k[n].numbers[0] == s.numbers[0] for n, s in need.items()) for k in known
+        )
 
     def _dense_rows(self, feeds: Mapping[str, Any], need: Sizes) -> Sizes:
         """Return the sizes of dense feeds that have had a row for each sequence of a feed in all batches."""

@@ -325,13 +325,15 @@ class OneDevice(Placement):
         batch = batch_of(feeds)
         if batch is not None and self.takes(batch):
             return dict(batch.values)
-        given = ready(feeds, self.device, self._buckets.exact or self.repeatable)
+        given = ready(feeds, self.device, self._buckets.exact or self.repeatable, self._buckets.counts)
         joins = self._joins_slots and not self._buckets.exact
         return self._buckets.join(given) if joins else self._buckets.pad(given)
 
     def takes(self, batch: PlacedBatch) -> bool:
         if self.repeatable:
             return False  # a loader has padded it, and reads ahead
+        if not self._buckets.counts and slots.is_counted_batch(batch.values.values()):
+            return False
         return self._joins_slots and not self._buckets.exact and batch.device == self.device
 
     def enter_again(self, feeds: Mapping[str, Any], batches: Sequence[Batch]) -> Env | None:
@@ -339,7 +341,7 @@ class OneDevice(Placement):
         if self._buckets.exact or not self._joins_slots:
             return self.enter(given | {n: t for b in batches for n, t in zip(b.names, b.tensors)})
         if given:
-            given = ready(given, self.device, self.repeatable)
+            given = ready(given, self.device, self.repeatable, self._buckets.counts)
         return self._buckets.pad_with_slots(given, batches)
 
     def replan(self, plan: Plan) -> bool:
@@ -397,9 +399,6 @@ class OneDevice(Placement):
         interprets = None if fixed else device_of_interpreter(self.device)
         # Segments exchange sequences with host operators, and the sizes of all of these have to agree.
         alone = len(plan.segments) == 1 and plan.block.idx == 0
-        # The segment's own executables are the first; others compute what it needs to know.
-        if interprets is not None and alone and entry is not None and self._buckets.counted_before is None:
-            self._buckets.counted_before = lambda: slots.are_counted(entry.noted_sizes())
         return Executables(lambda: self.compiled(at, fresh()), entry, interprets, alone)
 
     def _options(self) -> dict[str, str | int]:

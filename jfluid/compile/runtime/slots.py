@@ -18,7 +18,7 @@ from jfluid.compile.runtime.feed_signature import FeedSignature, signature_of
 from jfluid.compile.runtime.padding import MOST_NUMBERS, SequenceBuckets, Size, Sizes
 from jfluid.host import aligned_memory
 from jfluid.lod_tensor import LoDTensor
-from jfluid.ops.ragged import Level, Ragged
+from jfluid.ops.ragged import Level, Ragged, is_counted
 
 _PACKED, _ROWS, _LONGEST = map(attrgetter, ("packed", "rows", "longest"))
 _MOST_ROWS = 2**31  # offsets are int32
@@ -202,11 +202,6 @@ def sizes_of(layout: Layout | Size | None) -> Sequence[Size]:
     return layout.sizes if isinstance(layout, Layout) else (layout,)
 
 
-def are_counted(several: Iterable[Sequence[Layout | Size | None]]) -> bool:
-    """Return True if sizes of several executables have room for more sequences."""
-    return any(size.counted for layouts in several for own in layouts for size in sizes_of(own))
-
-
 @functools.partial(jax.tree_util.register_dataclass, data_fields=["values", "offsets", "count"], meta_fields=["layout"])
 @dataclass(eq=False, slots=True)
 class Joined:
@@ -249,6 +244,11 @@ class Joined:
         windows = np.arange(0, each * replicas, each)[:, None] + np.arange(each + 1)
         own = self.offsets[:, windows]
         return own - own[:, :, :1]
+
+
+def is_counted_batch(values: Iterable[Any]) -> bool:
+    """Return True if a value of a batch has a padded number of sequences."""
+    return any(value.count is not None if isinstance(value, Joined) else is_counted(value) for value in values)
 
 
 def joined(batch: Batch, layout: Layout) -> Joined:
