@@ -144,6 +144,8 @@ def check(
         near = (1e-6, 1e-9)
     if (ragged or _holds_lod(inputs)) and not definition.host:
         _check_padding(op_type, attrs, exact, near, ragged, padded)
+        if definition.counts and padded and not ragged:
+            _check_padding(op_type, attrs, exact, near, ragged, padded, True)
     return got
 
 
@@ -416,16 +418,27 @@ def _numeric(loss: Callable[[], float], array: np.ndarray) -> np.ndarray:
     return result
 
 
-def _padded(value: Any) -> Any:
-    """A LoDTensor as `Ragged` with padding rows, and padding sequences below the first level."""
+def _padded(value: Any, numbers: Collection[int] = ()) -> Any:
+    """A LoDTensor as `Ragged` with padding rows, and padding sequences below the first level.
+
+    Args:
+        numbers: numbers of sequences that are padded, too, in tensors with and without a LoD.
+    """
     if not isinstance(value, LoDTensor):
-        return value
+        if not np.ndim(value) or len(value) not in numbers:
+            return value
+        need = padding.Size(len(value), (len(value),), ())
+        return jax.tree.map(
+            jnp.asarray, padding.fill(value, [], need._replace(rows=len(value) + 2, counted=True), False)
+        )
     lod = [np.asarray(level, np.int32) for level in value.lod()]
     need = padding.Size.of(lod)
+    counted = need.numbers[0] in numbers
     size = padding.Size(
         2 * need.rows + 3,
-        need.numbers[:1] + tuple(n + 2 for n in need.numbers[1:]),
+        (need.numbers[0] + 2 * counted, *[n + 2 for n in need.numbers[1:]]),
         tuple(n + 3 for n in need.longest),
+        counted=counted,
     )
     return jax.tree.map(jnp.asarray, padding.fill(value.value, lod, size, False))
 
@@ -437,6 +450,7 @@ def _check_padding(
     near: tuple[float, float],
     ragged: Collection[str],
     padded: bool,
+    counted: bool = False,
 ) -> None:
     """Hold an operator in a larger bucket against the same rows: outputs and gradients are equal, and no gradient
     reaches a padding row.
@@ -444,6 +458,7 @@ def _check_padding(
     Args:
         exact: inputs, outputs and gradients without padding.
         near: the relative and the absolute tolerance.
+        counted: whether the number of sequences is padded, too.
     """
     inputs, outs, gradients_without = exact
     rtol, atol = near
@@ -459,7 +474,10 @@ def _check_padding(
         return found, pull([_cotangents(o, weights.get(s.name)) for s, o in zip(definition.outs, found)])
 
     with jax.enable_x64(True):
-        values = [[_padded(v) for v in slot] if isinstance(slot, list) else _padded(slot) for slot in given]
+        numbers = {len(v.lod()[0]) - 1 for v in jax.tree.leaves(given) if isinstance(v, LoDTensor)} if counted else ()
+        values = [
+            [_padded(v, numbers) for v in slot] if isinstance(slot, list) else _padded(slot, numbers) for slot in given
+        ]
         if not padded:
             with pytest.raises(ragged_dispatch.NeedsExactRows):
                 ragged_dispatch.call(definition, values, kwargs)

@@ -156,17 +156,18 @@ def settings() -> tuple[Any, ...]:
     return config, chosen, jax.__version__, sources()
 
 
+def source_files(folder: str) -> Iterator[tuple[str, int, int]]:
+    """Yield the path, the time and the size of each Python file in a folder and the folders inside."""
+    for found in os.scandir(folder):
+        if found.is_dir():
+            yield from source_files(found.path)
+        elif found.name.endswith(".py"):
+            stat = found.stat()
+            yield found.path, stat.st_mtime_ns, stat.st_size
+
+
 @functools.cache
 def sources() -> str:
     """Return the digest of the times and sizes of this package's source files."""
-
-    def files(folder: str) -> Iterator[tuple[str, int, int]]:
-        for found in os.scandir(folder):
-            if found.is_dir():
-                yield from files(found.path)
-            elif found.name.endswith(".py"):
-                stat = found.stat()
-                yield found.path, stat.st_mtime_ns, stat.st_size
-
-    stated = sorted(files(str(Path(__file__).parent)))
+    stated = sorted(source_files(str(Path(__file__).parents[1])))
     return hashlib.sha256(repr((installation.VERSION, stated)).encode()).hexdigest()

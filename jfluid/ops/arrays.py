@@ -19,19 +19,19 @@ from jfluid.ops.sequence_selection import first_sequences, joined_steps, merged,
 from jfluid.ops.tensor_array import RankTable, TensorArray
 
 
-@op("write_to_array", ins=("X", "I"), outs=("Out",), nograd=("I",), rows="sequence", carries=("Out",))
+@op("write_to_array", ins=("X", "I"), outs=("Out",), nograd=("I",), rows="sequence", counts=True, carries=("Out",))
 def write_to_array(x: Value, i: Value, array: Any) -> Value:
     """Return the array with x at index i."""
     return (array or TensorArray()).write(i, x)
 
 
-@op("read_from_array", ins=("X", "I", "X_W?"), outs=("Out",), nograd=("I", "X_W"), rows="sequence")
+@op("read_from_array", ins=("X", "I", "X_W?"), outs=("Out",), nograd=("I", "X_W"), rows="sequence", counts=True)
 def read_from_array(x: Value, i: Value, _: Value | None) -> Value:
     """Return the element of the array at index i."""
     return x.read(i)
 
 
-@op("lod_array_length", ins=("X",), outs=("Out",), grad=False, rows="sequence")
+@op("lod_array_length", ins=("X",), outs=("Out",), grad=False, rows="sequence", counts=True)
 def lod_array_length(x: Value) -> Value:
     """Return the number of elements: int64 [1]."""
     size = x.size()
@@ -65,7 +65,7 @@ def _joined(x: TensorArray, axis: int, use_stack: bool) -> tuple[Array, Array]:
     return joined, jnp.full(length, dims[axis], jnp.int32)
 
 
-@op("lod_rank_table", ins=("X",), outs=("Out",), grad=False, rows="sequence")
+@op("lod_rank_table", ins=("X",), outs=("Out",), grad=False, rows="sequence", counts=True)
 def lod_rank_table(x: Value, *, level: int = 0) -> Value:
     """Rank the sequences of a level from the longest to the shortest."""
     x = need(x, "lod_rank_table", "X", level + 1)
@@ -75,13 +75,13 @@ def lod_rank_table(x: Value, *, level: int = 0) -> Value:
     return RankTable(order, chosen, below, x.capacity, x.levels[:level])
 
 
-@op("max_sequence_len", ins=("RankTable",), outs=("Out",), grad=False, rows="sequence")
+@op("max_sequence_len", ins=("RankTable",), outs=("Out",), grad=False, rows="sequence", counts=True)
 def max_sequence_len(table: Value) -> Value:
     """Return the length of the longest sequence: int64 [1]."""
     return table.level.steps().astype(jnp.int64).reshape(1)
 
 
-@op("lod_tensor_to_array", ins=("X", "RankTable"), outs=("Out",), nograd=("RankTable",), rows="sequence")
+@op("lod_tensor_to_array", ins=("X", "RankTable"), outs=("Out",), nograd=("RankTable",), rows="sequence", counts=True)
 def lod_tensor_to_array(x: Value, table: Value) -> Value:
     """Split sequences into a tensor array with an element for each time step.
 
@@ -101,7 +101,7 @@ def lod_tensor_to_array(x: Value, table: Value) -> Value:
     )
 
 
-@op("array_to_lod_tensor", ins=("X", "RankTable"), outs=("Out",), nograd=("RankTable",), rows="sequence")
+@op("array_to_lod_tensor", ins=("X", "RankTable"), outs=("Out",), nograd=("RankTable",), rows="sequence", counts=True)
 def array_to_lod_tensor(x: Value, table: Value) -> Value:
     """Return the rows in sequences, in their own order, that lod_tensor_to_array made the array of."""
     longest = table.level.longest
@@ -113,7 +113,14 @@ def array_to_lod_tensor(x: Value, table: Value) -> Value:
     return Ragged(unpad(dense, table.level, table.rows, True), (*table.above, table.level))
 
 
-@op("shrink_rnn_memory", ins=("X", "RankTable", "I"), outs=("Out",), nograd=("RankTable", "I"), rows="sequence")
+@op(
+    "shrink_rnn_memory",
+    ins=("X", "RankTable", "I"),
+    outs=("Out",),
+    nograd=("RankTable", "I"),
+    rows="sequence",
+    counts=True,
+)
 def shrink_rnn_memory(x: Value, table: Value, i: Value) -> Value:
     """Keep the rows of x, in the order of the rank table, for sequences longer than i steps."""
     count = table.active(i)
@@ -122,7 +129,14 @@ def shrink_rnn_memory(x: Value, table: Value, i: Value) -> Value:
     return Ragged(rows_of(x), (), count)
 
 
-@op("reorder_lod_tensor_by_rank", ins=("X", "RankTable"), outs=("Out",), nograd=("RankTable",), rows="sequence")
+@op(
+    "reorder_lod_tensor_by_rank",
+    ins=("X", "RankTable"),
+    outs=("Out",),
+    nograd=("RankTable",),
+    rows="sequence",
+    counts=True,
+)
 def reorder_lod_tensor_by_rank(x: Value, table: Value) -> Value:
     """Bring the rows (or sequences) of x into the order of the table."""
     number = x.levels[0].number if isinstance(x, Ragged) and x.levels else rows_of(x).shape[0]
@@ -192,7 +206,7 @@ def _mask_of(mask: Value, x: Value) -> tuple[Array, Array]:
     return jnp.pad(chosen, (0, missing))[:number], jnp.pad(real, (0, missing))[:number]
 
 
-@op("select_input", ins=("X*", "Mask"), outs=("Out",), nograd=("Mask",), rows="sequence")
+@op("select_input", ins=("X*", "Mask"), outs=("Out",), nograd=("Mask",), rows="sequence", counts=True)
 def select_input(branches: list[Value], mask: Value) -> Value:
     """Return the value of X that Mask, an index, names."""
     if static_values.is_static(mask):

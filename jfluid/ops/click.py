@@ -35,7 +35,7 @@ def _counts_backward(use_cvm: bool, counts: Array, grad: Array) -> tuple[Array, 
 _counts.defvjp(_counts_forward, _counts_backward)
 
 
-@op("cvm", ins=("X", "CVM"), outs=("Y",), nograd=("CVM",), rows="sequence")
+@op("cvm", ins=("X", "CVM"), outs=("Y",), nograd=("CVM",), rows="sequence", counts=True)
 def cvm(x: Value, counts: Value, *, use_cvm: bool = True) -> Value:
     """Replace the first two columns, show and click counts, by log-show and log-click-rate.
 
@@ -201,7 +201,14 @@ def rank_attention(x: Array, offset: Array, weights: Array, *, MaxRank: int = 3)
     return by_pair.reshape(-1, ranks * width) @ weights
 
 
-@op("shuffle_batch", ins=("X", "Seed"), outs=("Out", "ShuffleIdx", "SeedOut"), nograd=("Seed",), rows="sequence")
+@op(
+    "shuffle_batch",
+    ins=("X", "Seed"),
+    outs=("Out", "ShuffleIdx", "SeedOut"),
+    nograd=("Seed",),
+    rows="sequence",
+    counts=True,
+)
 def shuffle_batch(x: Value, seed: Value, *, startup_seed: int = 0) -> tuple[Value, Value, Value]:
     """Shuffle the vectors of the last dimension.
 

@@ -12,6 +12,7 @@ from jfluid import errors
 from jfluid.ir.types import np_dtype
 from jfluid.ops import static_values
 from jfluid.ops.ragged import Value
+from jfluid.ops.ragged_dispatch import NeedsExactRows
 from jfluid.ops.registry import Bool, Floats, Int, Ints, Long, Longs, op
 from jfluid.ops.selected_rows import SelectedRows
 from jfluid.ops.sequence_lod import number_like
@@ -73,11 +74,13 @@ def like_batch(
     """
     dims = list(shape)
     dims[output_dim_idx], source = number_like(like, input_dim_idx)
+    if source is not None and output_dim_idx != 0:
+        raise NeedsExactRows("a shape with the number of rows in a dimension other than the first needs exact rows")
     wrap = source.like if source is not None and output_dim_idx == 0 else lambda values: values
     return tuple(dims), wrap
 
 
-@op("fill_constant_batch_size_like", ins=("Input",), outs=("Out",), grad=False, rows="sequence")
+@op("fill_constant_batch_size_like", ins=("Input",), outs=("Out",), grad=False, rows="sequence", counts=True)
 def fill_constant_batch_size_like(
     like: Value,
     *,

@@ -14,7 +14,7 @@ from jax import Array, lax
 
 from jfluid import errors
 from jfluid.ops import refusals
-from jfluid.ops.ragged import Level, Ragged, Value, need, offsets_of, positions, rows_of, unpad, within
+from jfluid.ops.ragged import Level, Ragged, Value, grouped, need, offsets_of, positions, rows_of, unpad, within
 from jfluid.ops.refusals import RefusalRule
 from jfluid.ops.registry import Int, Ints, String, op
 
@@ -26,6 +26,11 @@ def _time_major(op_type: str, emission: Array, length: Any) -> tuple[Array, Arra
         return x.pad(time_major=True), x.last.lengths, x
     dense = rows_of(emission)
     return dense.swapaxes(0, 1), within(length, dense.shape[1]), None
+
+
+def _like(emission: Value, values: Array) -> Value:
+    """Return values, one row for each row of the emission, whose number of rows may be padded."""
+    return emission.like(values) if isinstance(emission, Ragged) else values
 
 
 def _labels(label: Value, ragged: Ragged | None) -> Array:
@@ -95,6 +100,7 @@ _forward.defvjp(_forward_kept, _forward_gradient)
     outs=("Alpha~", "EmissionExps~", "TransitionExps~", "LogLikelihood"),
     nograd=("Label", "Length"),
     rows="sequence",
+    counts=True,
     refuses=(
         refusals.lengths("Length", "Emission", 1),
         RefusalRule(
@@ -128,12 +134,12 @@ def linear_chain_crf(
         alpha = unpad(alphas, ragged.last, ragged.capacity, True)
     else:
         alpha = jnp.where(inside[..., None], alphas, 0).swapaxes(0, 1)
-    extra = [ragged.like(v) if ragged is not None else v for v in (alpha, scaled)]
+    extra = [ragged.like(v) if ragged is not None else _like(emission, v) for v in (alpha, scaled)]
     return (
         lax.stop_gradient(extra[0]),
         lax.stop_gradient(extra[1]),
         lax.stop_gradient(jnp.exp(transition)),
-        loss[:, None],
+        _like(emission, loss[:, None]) if ragged is None else grouped(ragged, loss[:, None]),
     )
 
 
@@ -153,6 +159,7 @@ def _above_tags(label: Value, tags: int, length: Value | None) -> refusals.Found
     outs=("ViterbiPath",),
     grad=False,
     rows="sequence",
+    counts=True,
     refuses=(refusals.lengths("Length", "Emission", 1),),
 )
 def crf_decoding(emission: Value, transition: Value, label: Value | None, length: Value | None) -> Value:
@@ -184,7 +191,7 @@ def crf_decoding(emission: Value, transition: Value, label: Value | None, length
     if label is not None:
         path = (path == _labels(label, ragged)).astype(jnp.int64)
     if ragged is None:
-        return jnp.where(inside, path, 0).T
+        return _like(emission, jnp.where(inside, path, 0).T)
     return Ragged(unpad(path[..., None], ragged.last, ragged.capacity, True), ragged.levels, exact=ragged.exact)
 
 
@@ -218,6 +225,7 @@ def _known_tags(slot: str) -> RefusalRule:
     outs=("Precision", "Recall", "F1-Score", "NumInferChunks", "NumLabelChunks", "NumCorrectChunks"),
     grad=False,
     rows="sequence",
+    counts=True,
     refuses=(refusals.lengths("SeqLength", "Inference", 1), _known_tags("Inference"), _known_tags("Label")),
 )
 def chunk_eval(
@@ -240,7 +248,10 @@ def chunk_eval(
     else:
         dense = rows_of(inference)
         number, steps = dense.shape[:2]
-        level = Level(offsets_of(within(length, steps)), steps)
+        lengths = within(length, steps)
+        if isinstance(inference, Ragged):  # padding rows have no words
+            lengths = jnp.where(inference.mask(), lengths, 0)
+        level = Level(offsets_of(lengths), steps)
         values = [unpad(rows_of(v).reshape(number, steps, 1), level, number * steps)[:, 0] for v in (inference, label)]
         x = Ragged(values[0], (level,))
     sequence, position, real = positions(x.last, x.capacity)

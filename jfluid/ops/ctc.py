@@ -14,7 +14,7 @@ import jax.numpy as jnp
 from jax import Array, lax
 
 from jfluid import errors
-from jfluid.ops import refusals, static_values
+from jfluid.ops import refusals, row_rules, static_values
 from jfluid.ops.ragged import Level, Ragged, Value, grouped, need, offsets_of, positions, rows_of, within
 from jfluid.ops.registry import Int, op
 from jfluid.ops.shape import is_unknown
@@ -130,7 +130,7 @@ _ctc_loss.defvjp(_ctc_forward, _ctc_backward)
     ins=("Logits", "Label", "LogitsLength?", "LabelLength?"),
     outs=("WarpCTCGrad~", "Loss"),
     nograd=("Label", "LogitsLength", "LabelLength"),
-    rows="sequence",
+    rows=row_rules.without("LogitsLength"),
     refuses=(refusals.lengths("LogitsLength", "Logits", 0), refusals.lengths("LabelLength", "Label", 1)),
 )
 def warpctc(
@@ -190,7 +190,7 @@ def _same_number(op_type: str, a: str, number: int, b: str, other: int) -> None:
     ins=("Input", "InputLength?"),
     outs=("Output", "OutputLength?"),
     grad=False,
-    rows="sequence",
+    rows=row_rules.without("InputLength"),
     refuses=(refusals.lengths("InputLength", "Input", 1),),
 )
 def ctc_align(
@@ -229,7 +229,7 @@ def ctc_align(
     ins=("Hyps", "Refs", "HypsLength?", "RefsLength?"),
     outs=("SequenceNum", "Out"),
     grad=False,
-    rows="sequence",
+    rows=row_rules.without("HypsLength"),
     refuses=(refusals.lengths("HypsLength", "Hyps", 1), refusals.lengths("RefsLength", "Refs", 1)),
 )
 def edit_distance(

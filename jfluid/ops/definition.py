@@ -112,6 +112,7 @@ class Options:
         rows: why padding rows are harmless: "map", "mask", "sequence", a function, or None (see
             `jfluid.ops.ragged_dispatch`). Operators with `examples` are "map" by default.
         row_outs: output slots of a "mask" operator that have the rows of its inputs.
+        counts: True if a "sequence" operator takes a padded number of sequences, and dense inputs with as many rows.
         sparse: True if the operator takes `SelectedRows` where gradients may be sparse; without it
             `SelectedRows` are refused.
         carries: output slots that the function also gets as inputs, after the declared inputs (a tensor
@@ -152,6 +153,7 @@ class Options:
     host: bool = False
     rows: str | RowRule | None = None
     row_outs: tuple[str, ...] = ()
+    counts: bool = False
     sparse: bool = False
     carries: tuple[str, ...] = ()
     host_when: Callable[[Any], bool] | None = None

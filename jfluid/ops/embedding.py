@@ -133,6 +133,7 @@ def _sparse_table(op: Any) -> dict[str, VarType]:
     ins=("W", "Ids", "Out@GRAD"),
     outs=("W@GRAD",),
     rows="sequence",
+    counts=True,
     types=_sparse_table,
     examples=("Ids", "Out@GRAD"),
 )
@@ -160,6 +161,7 @@ def lookup_table_grad(
     ins=("W", "Ids", "Out@GRAD"),
     outs=("W@GRAD",),
     rows="sequence",
+    counts=True,
     types=_sparse_table,
     examples=("Ids", "Out@GRAD"),
 )
@@ -200,7 +202,7 @@ def lookup_table_dequant(w: Array, ids: Array, *, padding_idx: Long = -1) -> Arr
     return found if padding_idx == -1 else jnp.where((ids == padding_idx)[..., None], 0, found)
 
 
-@op("fused_embedding_seq_pool", ins=("W", "Ids"), outs=("Out",), nograd=("Ids",), rows="sequence")
+@op("fused_embedding_seq_pool", ins=("W", "Ids"), outs=("Out",), nograd=("Ids",), rows="sequence", counts=True)
 def fused_embedding_seq_pool(
     w: Value,
     ids: Value,
@@ -230,6 +232,7 @@ def _pooled_ids(ids: Value, combiner: str) -> Ragged:
     ins=("W", "Ids", "Out@GRAD"),
     outs=("W@GRAD",),
     rows="sequence",
+    counts=True,
     types=_sparse_table,
     examples=("Ids", "Out@GRAD"),
 )

@@ -67,7 +67,7 @@ def _gather_backward(kept: tuple[Any, ...], out_grad: Array) -> tuple[Any, None,
 _gather_overwriting.defvjp(_gather_forward, _gather_backward)
 
 
-@op("gather", ins=("X", "Index"), outs=("Out",), nograd=("Index",), fold=True, rows="sequence")
+@op("gather", ins=("X", "Index"), outs=("Out",), nograd=("Index",), fold=True, rows="sequence", counts=True)
 def gather(x: Value, index: Value, *, overwrite: bool = True) -> Value:
     """Return rows of x at the indices.
 

@@ -90,7 +90,7 @@ def isnan(x: Array) -> Array:
     return jnp.isnan(_values(x)).any().reshape(1)
 
 
-@op("is_empty", ins=("X",), outs=("Out",), grad=False, rows="sequence")
+@op("is_empty", ins=("X",), outs=("Out",), grad=False, rows="sequence", counts=True)
 def is_empty(x: Value) -> Value:
     """Return True if the tensor has no elements: from the shape, or from the row count of padded rows."""
     if isinstance(x, Ragged) and not x.exact:

@@ -154,6 +154,13 @@ class Ragged:
         return self.like(unpad(dense, self.last, self.capacity, time_major))
 
 
+def is_counted(value: Any) -> bool:
+    """Return True for a value with a padded number of sequences, or of rows without sequences."""
+    if not isinstance(value, Ragged):
+        return False
+    return value.total is not None or (bool(value.levels) and value.levels[0].count is not None)
+
+
 # Values of operators that work by sequences: an array or `Ragged`, sparse rows, an
 # array of tensors. The first lines of an operator check the kind (`need`).
 Value = Any
@@ -383,8 +390,11 @@ def appended(xs: list[Any]) -> Ragged:
         back = [ends[i] + jnp.arange(x.capacity, dtype=jnp.int32) for i, x in enumerate(rows)]
         real = jnp.concatenate([x.mask() for x in rows])
         values = moved(values, source, jnp.concatenate(back), real)
-    if any(len(x.levels) != 1 or x.last.count is not None for x in rows):
+    if any(len(x.levels) != 1 for x in rows):
         return Ragged(values, (), None if exact else ends[-1], exact)
+    longest = max(x.last.longest for x in rows)
+    if any(x.last.count is not None for x in rows):
+        lengths = appended([Ragged(x.last.lengths, (), x.last.count, x.last.count is None) for x in rows])
+        return Ragged(values, (Level(offsets_of(lengths.zeroed()), longest, count=lengths.total),), exact=exact)
     offsets = [ends[:1]] + [x.last.offsets[1:] + ends[i] for i, x in enumerate(rows)]
-    level = Level(jnp.concatenate(offsets), max(x.last.longest for x in rows))
-    return Ragged(values, (level,), exact=exact)
+    return Ragged(values, (Level(jnp.concatenate(offsets), longest),), exact=exact)

@@ -13,8 +13,10 @@
 shapes.
 """
 
+import contextlib
 import functools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Any
 
@@ -23,7 +25,7 @@ import jax.numpy as jnp
 
 from jfluid import errors
 from jfluid.ops.definition import OpDef
-from jfluid.ops.ragged import Ragged, column
+from jfluid.ops.ragged import Ragged, column, is_counted
 from jfluid.ops.selected_rows import SelectedRows
 from jfluid.ops.tensor_array import TensorArray
 
@@ -33,6 +35,20 @@ class NeedsExactRows(errors.OpError):
 
     The step is then compiled again with exact shapes.
     """
+
+
+# True while a step is traced for a padded number of sequences
+_pads_number = ContextVar("pads_number", default=False)
+
+
+@contextlib.contextmanager
+def padded_numbers(pads: bool) -> Iterator[None]:
+    """Trace a step; with `pads`, its feeds have padded numbers of sequences, and may have exact numbers instead."""
+    token = _pads_number.set(pads)
+    try:
+        yield
+    finally:
+        _pads_number.reset(token)
 
 
 @dataclass(frozen=True)
@@ -64,6 +80,8 @@ def call(definition: OpDef, inputs: Sequence[Any], kwargs: Mapping[str, Any]) ->
     if not definition.sparse:
         _refuse_sparse(definition, inputs)
     if definition.rows == "sequence":
+        if not definition.counts and _pads_number.get() and any(map(is_counted, _elements(inputs))):
+            raise NeedsExactRows(f"operator {definition.type} needs the exact number of sequences")
         return _tuple(definition.function(*inputs, **kwargs))
     if any(isinstance(v, TensorArray) for v in _elements(inputs)):
         return _over_arrays(definition, inputs, kwargs)

@@ -73,7 +73,7 @@ def uniform_random(
     return _with_diagonal(_uniform(key_of(key, seed), dims, dtype, min, max), diag_num, diag_step, diag_val)
 
 
-@op("uniform_random_batch_size_like", ins=("Input",), outs=("Out",), grad=False, rng=True, rows="sequence")
+@op("uniform_random_batch_size_like", ins=("Input",), outs=("Out",), grad=False, rng=True, rows="sequence", counts=True)
 def uniform_random_batch_size_like(
     like: Value,
     *,
@@ -120,7 +120,9 @@ def gaussian_random(
     return _gaussian(key_of(key, seed), dims, dtype, mean, std)
 
 
-@op("gaussian_random_batch_size_like", ins=("Input",), outs=("Out",), grad=False, rng=True, rows="sequence")
+@op(
+    "gaussian_random_batch_size_like", ins=("Input",), outs=("Out",), grad=False, rng=True, rows="sequence", counts=True
+)
 def gaussian_random_batch_size_like(
     like: Value,
     *,

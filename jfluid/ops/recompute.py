@@ -11,7 +11,7 @@ from jfluid.ops.ragged import Value
 from jfluid.ops.registry import op
 
 
-@op("recompute_barrier", ins=("X*", "After*?"), outs=("Out*",), grad=False, rows="sequence")
+@op("recompute_barrier", ins=("X*", "After*?"), outs=("Out*",), grad=False, rows="sequence", counts=True)
 def recompute_barrier(x: list[Value], after: list[Value] | None) -> list[Value]:
     """Return x itself, available only once every value of `after` is."""
     found, others = jax.lax.optimization_barrier((x, after))

@@ -43,6 +43,7 @@ def _same_rows(op_type: str, what: str, found: int, wanted: int) -> None:
     ins=("Input", "H0?", "C0?", "Weight", "Bias"),
     outs=("Hidden", "Cell", "BatchGate~", "BatchCellPreAct~"),
     rows="sequence",
+    counts=True,
 )
 def lstm(
     x: Value,
@@ -81,6 +82,7 @@ def lstm(
     ins=("Input", "H0?", "C0?", "Weight", "ProjWeight", "Bias"),
     outs=("Projection", "Cell", "BatchGate~", "BatchCellPreAct~", "BatchHidden~"),
     rows="sequence",
+    counts=True,
 )
 def lstmp(
     x: Value,
@@ -158,6 +160,7 @@ def _gru_weights(op_type: str, weight: Any) -> tuple[Any, Any]:
     ins=("Input", "H0?", "Weight", "Bias?"),
     outs=("BatchGate~", "BatchResetHiddenPrev~", "BatchHidden~", "Hidden"),
     rows="sequence",
+    counts=True,
 )
 def gru(
     x: Value,

@@ -62,6 +62,11 @@ def unless(slot: str) -> Rule:
     return lambda attrs, ins: None if isinstance(ins[slot], Ragged) else "map"
 
 
+def without(slot: str) -> Rule:
+    """Return the rule of operators that work by sequences, or on rows with lengths in `slot`: these must be exact."""
+    return lambda attrs, ins: "sequence" if ins.get(slot) is None else None
+
+
 def product(attrs: Attrs, ins: Ins) -> str | None:
     """Return "map" for a `mul` that multiplies each row of X by one matrix."""
     return None if isinstance(ins["Y"], Ragged) else "map"

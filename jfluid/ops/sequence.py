@@ -16,7 +16,7 @@ from jfluid.ops.registry import Bool, Int, Ints, op
 _MOST_ROWS = 1 << 24  # of a window over rows: the index of a row and the window's size fit in 32 bits
 
 
-@op("sequence_pool", ins=("X",), outs=("Out", "MaxIndex~"), rows="sequence")
+@op("sequence_pool", ins=("X",), outs=("Out", "MaxIndex~"), rows="sequence", counts=True)
 def sequence_pool(
     x: Value, *, pooltype: str = "AVERAGE", pad_value: float = 0.0, is_test: bool = False
 ) -> tuple[Value, Value | None]:
@@ -111,7 +111,7 @@ def _lowest(dtype: Any) -> float:
     return -jnp.inf if jnp.issubdtype(dtype, jnp.inexact) else jnp.iinfo(dtype).min
 
 
-@op("sequence_softmax", ins=("X",), outs=("Out",), rows="sequence")
+@op("sequence_softmax", ins=("X",), outs=("Out",), rows="sequence", counts=True)
 def sequence_softmax(x: Value, *, data_format: str = "AnyLayout") -> Value:
     """Apply softmax over the rows of each sequence; a row has one number."""
     x = need(x, "sequence_softmax", "X")
@@ -147,7 +147,7 @@ def spread_lengths(x: Ragged) -> Array:
     return x.last.lengths[sequence]
 
 
-@op("sequence_conv", ins=("X", "PaddingData?", "Filter"), outs=("Out",), rows="sequence")
+@op("sequence_conv", ins=("X", "PaddingData?", "Filter"), outs=("Out",), rows="sequence", counts=True)
 def sequence_conv(
     x: Value,
     padding: Value | None,
@@ -217,7 +217,7 @@ def _real(x: Ragged, values: Array) -> Ragged:
     return x.like(values).refilled()
 
 
-@op("row_conv", ins=("X", "Filter"), outs=("Out",), rows="sequence")
+@op("row_conv", ins=("X", "Filter"), outs=("Out",), rows="sequence", counts=True)
 def row_conv(x: Value, weight: Value) -> Value:
     """Return the lookahead convolution: row t is the sum of rows t, t + 1, ..., each times a filter row."""
     if weight.shape[0] < 1:
@@ -229,7 +229,7 @@ def row_conv(x: Value, weight: Value) -> Value:
     return _real(sequences, unrolled.total(weight.shape[0], lambda k: shifted(sequences, k) * weight[k]))
 
 
-@op("sequence_enumerate", ins=("X",), outs=("Out",), grad=False, rows="sequence")
+@op("sequence_enumerate", ins=("X",), outs=("Out",), grad=False, rows="sequence", counts=True)
 def sequence_enumerate(x: Value, *, win_size: Int, pad_value: Int = 0) -> Value:
     """Return for each id the `win_size` ids from there on, with `pad_value` after the end."""
     x = need(x, "sequence_enumerate", "X")
@@ -253,6 +253,7 @@ def sequence_enumerate(x: Value, *, win_size: Int, pad_value: Int = 0) -> Value:
     outs=("Out",),
     nograd=("Ids",),
     rows="sequence",
+    counts=True,
     refuses=(
         refusals.RefusalRule(
             "Ids",
@@ -268,7 +269,9 @@ def sequence_scatter(x: Value, ids: Value, updates: Value) -> Value:
         raise errors.ShapeError(f"sequence_scatter: X has {x.shape[0]} rows, Ids {ids.last.number} sequences")
     if static_values.placeholder():
         return x
-    return x.at[ids.segments(), ids.values.reshape(-1)].add(updates.values.reshape(-1).astype(x.dtype), mode="drop")
+    rows, columns = rows_of(x), ids.values.reshape(-1)
+    out = rows.at[ids.segments(), columns].add(updates.values.reshape(-1).astype(x.dtype), mode="drop")
+    return x.like(out).refilled() if isinstance(x, Ragged) else out
 
 
 @op(
@@ -292,7 +295,7 @@ def sequence_mask(x: Array, longest: Array | None, *, maxlen: Int = -1, out_dtyp
     return (jnp.arange(maxlen, dtype=x.dtype) < x[..., None]).astype(np_dtype(out_dtype))
 
 
-@op("add_position_encoding", ins=("X",), outs=("Out",), rows="sequence")
+@op("add_position_encoding", ins=("X",), outs=("Out",), rows="sequence", counts=True)
 def add_position_encoding(x: Value, *, alpha: float = 1.0, beta: float = 1.0) -> Value:
     """Return alpha x + beta (sines and cosines of the position).
 
@@ -319,6 +322,7 @@ def add_position_encoding(x: Value, *, alpha: float = 1.0, beta: float = 1.0) ->
     outs=("Out", "pos~"),
     nograd=("ROW", "COLUMN"),
     rows="sequence",
+    counts=True,
     refuses=(refusals.pictures("channel_num"),),
 )
 def sequence_topk_avg_pooling(

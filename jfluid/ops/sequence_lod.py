@@ -31,7 +31,7 @@ from jfluid.ops.refusals import Found, RefusalRule
 from jfluid.ops.registry import Int, Ints, op
 
 
-@op("sequence_expand", ins=("X", "Y"), outs=("Out",), nograd=("Y",), rows="sequence")
+@op("sequence_expand", ins=("X", "Y"), outs=("Out",), nograd=("Y",), rows="sequence", counts=True)
 def sequence_expand(x: Value, y: Value, *, ref_level: int = -1) -> Value:
     """Repeat row (or sequence) i of x as often as sequence i of a level of y has entries."""
     y = need(y, "sequence_expand", "Y")
@@ -69,7 +69,7 @@ def _repeated(x: Ragged, times: Level, copies: int) -> Ragged:
     return Ragged(jnp.take(x.values, x.last.starts[each[copy]] + position, axis=0, mode="clip"), (level,))
 
 
-@op("sequence_expand_as", ins=("X", "Y"), outs=("Out",), nograd=("Y",), rows="sequence")
+@op("sequence_expand_as", ins=("X", "Y"), outs=("Out",), nograd=("Y",), rows="sequence", counts=True)
 def sequence_expand_as(x: Value, y: Value) -> Value:
     """Repeat row i of x as often as sequence i of y has rows; the result has the LoD of y."""
     y = need(y, "sequence_expand_as", "Y")
@@ -78,7 +78,7 @@ def sequence_expand_as(x: Value, y: Value) -> Value:
     return Ragged(spread(resized(values, y.last.number), y.last, y.capacity), (y.last,), exact=y.exact)
 
 
-@op("sequence_concat", ins=("X*",), outs=("Out",), rows="sequence")
+@op("sequence_concat", ins=("X*",), outs=("Out",), rows="sequence", counts=True)
 def sequence_concat(xs: list[Value]) -> Value:
     """Join sequence i of the first input, of the second and so on, to one sequence."""
     xs = [need(x, "sequence_concat", "X") for x in xs]
@@ -107,7 +107,7 @@ def sequence_concat(xs: list[Value]) -> Value:
     return Ragged(out, (level,), exact=all(x.exact for x in xs))
 
 
-@op("sequence_reverse", ins=("X",), outs=("Y",), rows="sequence")
+@op("sequence_reverse", ins=("X",), outs=("Y",), rows="sequence", counts=True)
 def sequence_reverse(x: Value) -> Value:
     """Reverse the order of the rows of each sequence."""
     x = need(x, "sequence_reverse", "X")
@@ -150,6 +150,7 @@ def _slice_lengths(ins: Mapping[str, Any], attrs: Mapping[str, Any]) -> Found | 
     outs=("Out",),
     nograd=("Offset", "Length"),
     rows="sequence",
+    counts=True,
     refuses=(
         RefusalRule(
             "Offset",
@@ -209,6 +210,7 @@ def _tight(x: Ragged, what: str) -> Ragged:
     outs=("Out", "Length"),
     nograd=("PadValue",),
     rows="sequence",
+    counts=True,
     refuses=(
         RefusalRule(
             "X",
@@ -261,6 +263,7 @@ def _number_of_sequences(x: Ragged) -> Any:
     outs=("Out",),
     nograd=("Length",),
     rows="sequence",
+    counts=True,
     refuses=(refusals.lengths("Length", "X", 1),),
 )
 def sequence_unpad(x: Value, length: Value) -> Value:
@@ -294,6 +297,7 @@ def _not_divided(ins: Mapping[str, Any], attrs: Mapping[str, Any]) -> Found | No
     ins=("X",),
     outs=("Out",),
     rows="sequence",
+    counts=True,
     refuses=(
         RefusalRule(
             "X",
@@ -323,7 +327,7 @@ def sequence_reshape(x: Value, *, new_dim: Int) -> Value:
     return Ragged(values, levels, exact=x.exact and x.capacity % ratio == 0)
 
 
-@op("sequence_erase", ins=("X",), outs=("Out",), grad=False, rows="sequence")
+@op("sequence_erase", ins=("X",), outs=("Out",), grad=False, rows="sequence", counts=True)
 def sequence_erase(x: Value, *, tokens: Ints) -> Value:
     """Remove the ids `tokens` from the sequences."""
     x = need(x, "sequence_erase", "X")
@@ -365,6 +369,7 @@ def _wrong_above(ins: Mapping[str, Any], attrs: Mapping[str, Any]) -> Found | No
     outs=("Out",),
     nograd=("Y",),
     rows="sequence",
+    counts=True,
     refuses=(
         RefusalRule(
             "Y",

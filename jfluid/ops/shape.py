@@ -373,7 +373,7 @@ def meshgrid(xs: list[Array]) -> list[Array]:
     return list(jnp.meshgrid(*xs, indexing="ij"))
 
 
-@op("shape", ins=("Input",), outs=("Out",), grad=False, fold=True, rows="sequence")
+@op("shape", ins=("Input",), outs=("Out",), grad=False, fold=True, rows="sequence", counts=True)
 def shape(x: Value) -> Value:
     """Return the shape of x as int32. The number of ragged rows is known when the step runs."""
     if isinstance(x, Ragged) and not x.exact:
@@ -381,7 +381,7 @@ def shape(x: Value) -> Value:
     return np.array(x.shape, np.int32)
 
 
-@op("size", ins=("Input",), outs=("Out",), grad=False, fold=True, rows="sequence")
+@op("size", ins=("Input",), outs=("Out",), grad=False, fold=True, rows="sequence", counts=True)
 def size(x: Value) -> Value:
     """Return the number of elements of x as int64."""
     if isinstance(x, Ragged) and not x.exact:

@@ -127,7 +127,7 @@ class Stacker:
     """
 
     def __init__(self, agree: bool = False, joins: int | None = None, uneven: bool = False) -> None:
-        self.buckets = SlotBuckets(joins)
+        self.buckets = SlotBuckets(joins, counts=False)
         self._uneven = uneven  # whether arrays of different shapes are left `Uneven`, or refused
         self._agree = agree  # whether all processes must pad alike
         self._joins = joins  # number of replicas with joined slots; None without joined slots

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any, Protocol
 
 from jfluid.compile.numpy_steps.beside import Beside
-from jfluid.compile.runtime.wider_slots import Layouts, fit, room, roomy
+from jfluid.compile.runtime.wider_slots import Layouts, are_alike, fit, room, roomy
 
 # Seconds that a compilation is taken to last, while executables come from files.
 _UNKNOWN = 5.0
@@ -92,7 +92,7 @@ class Covers:
         for forms in reversed(begun):
             if forms in sizes and fit(own, sizes[forms]):
                 return sizes[forms]
-        earlier = [sizes[forms] for forms in begun if forms in sizes]
+        earlier = [sizes[forms] for forms in begun if forms in sizes and are_alike(own, sizes[forms])]
         found = roomy([*earlier, own]) or own
         if not earlier and found != own:
             self._first = offsets

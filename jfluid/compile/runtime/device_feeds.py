@@ -11,7 +11,7 @@ from jfluid.compile.runtime.executables import Executables
 from jfluid.compile.runtime.feed_signature import FeedSignature, signature_of
 from jfluid.compile.runtime.slots import SlotBuckets, opened
 from jfluid.lod_tensor import LoDTensor
-from jfluid.ops.ragged import Ragged
+from jfluid.ops.ragged import Ragged, is_counted
 
 Signatures = dict[str, FeedSignature | None]
 # one program, where each slot would be one
@@ -115,17 +115,20 @@ def reads_host_memory(device: jax.Device) -> bool:
     return bool(device.platform == "cpu")
 
 
-def ready(feeds: Mapping[str, Any], device: jax.Device, exact: bool) -> dict[str, Any]:
+def ready(feeds: Mapping[str, Any], device: jax.Device, exact: bool, counts: bool = True) -> dict[str, Any]:
     """Return checked feeds for a step on `device`: the device values of tensors that have one.
 
-    A step that needs `exact` rows gets the host's values.
+    A step that needs `exact` rows gets the host's values, and without `counts` a step for exact numbers of sequences.
     """
-    return {name: _ready(value, device, exact) for name, value in feeds.items()}
+    return {name: _ready(value, device, exact, counts) for name, value in feeds.items()}
 
 
-def _ready(value: Any, device: jax.Device, exact: bool) -> Any:
+def _ready(value: Any, device: jax.Device, exact: bool, counts: bool) -> Any:
     if isinstance(value, DeviceTensor):
-        value = value if exact and value._lod else value.device_value()
+        found = None if exact and value._lod else value.device_value()
+        if is_counted(found) and (exact or not counts):
+            found = None if value._lod else value.value
+        value = value if found is None else found
     array = value.values if type(value) is Ragged else value  # its offsets are where its rows are
     if type(array) is not np.ndarray and isinstance(array, jax.Array):
         if array.devices() != {device}:

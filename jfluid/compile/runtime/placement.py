@@ -32,7 +32,7 @@ from jfluid.host import aligned_memory, collector
 from jfluid.ir.operator import OpRole
 from jfluid.lod_tensor import LoDTensor, whole
 from jfluid.ops.collective import AXIS
-from jfluid.ops.ragged import Ragged
+from jfluid.ops.ragged import Ragged, is_counted
 from jfluid.processes import collective_watch
 
 Env = dict[str, Any]
@@ -305,12 +305,14 @@ class OneDevice(Placement):
 
     pads = divides = True
     _joins_slots = True
+    _counts_sequences = True
 
     def __init__(self, plan: Plan, device: jax.Device):
         super().__init__(plan)
         self.device, self.on_gpus = device, device.platform != "cpu"
         self._home = jax.sharding.SingleDeviceSharding(device)
-        self._buckets = slots.SlotBuckets()
+        counts = self._counts_sequences and len(plan.segments) == 1 and not plan.segments[0].host
+        self._buckets = slots.SlotBuckets(counts=counts)
 
     def home(self, name: str) -> jax.sharding.Sharding:
         return self._home
@@ -325,13 +327,15 @@ class OneDevice(Placement):
         batch = batch_of(feeds)
         if batch is not None and self.takes(batch):
             return dict(batch.values)
-        given = ready(feeds, self.device, self._buckets.exact or self.repeatable)
+        given = ready(feeds, self.device, self._buckets.exact or self.repeatable, self._buckets.counts)
         joins = self._joins_slots and not self._buckets.exact
         return self._buckets.join(given) if joins else self._buckets.pad(given)
 
     def takes(self, batch: PlacedBatch) -> bool:
         if self.repeatable:
             return False  # a loader has padded it, and reads ahead
+        if not self._buckets.counts and slots.is_counted_batch(batch.values.values()):
+            return False
         return self._joins_slots and not self._buckets.exact and batch.device == self.device
 
     def enter_again(self, feeds: Mapping[str, Any], batches: Sequence[Batch]) -> Env | None:
@@ -339,7 +343,7 @@ class OneDevice(Placement):
         if self._buckets.exact or not self._joins_slots:
             return self.enter(given | {n: t for b in batches for n, t in zip(b.names, b.tensors)})
         if given:
-            given = ready(given, self.device, self.repeatable)
+            given = ready(given, self.device, self.repeatable, self._buckets.counts)
         return self._buckets.pad_with_slots(given, batches)
 
     def replan(self, plan: Plan) -> bool:
@@ -411,10 +415,17 @@ class OneDevice(Placement):
             return segment.call(donated, tuple([padding.exact(v) for v in kept]), key)
         try:
             return segment.call(donated, kept, key)
-        except errors.OperandError:
-            raise
         except errors.JFluidError as padded:
             kept = slots.opened_arguments(segment.kept, kept)
+            if any(map(is_counted, kept)):
+                outs = self.call(segment, donated, tuple(map(padding.uncounted, kept)), key)
+                self._buckets.refuse_counts(
+                    "this program is compiled anew for each number of sequences, because of an operator that does "
+                    f"not support a padded number: {str(padded).splitlines()[0]}"
+                )
+                return outs
+            if isinstance(padded, errors.OperandError):
+                raise
             if not any(isinstance(v, Ragged) and not v.exact for v in kept):
                 raise
             outs = segment.call(donated, tuple([padding.exact(v) for v in kept]), key)
@@ -449,6 +460,7 @@ class Processes(OneDevice):
     exact_because = "processes on GPUs keep exact shapes: XLA tunes a program on all GPUs together"
     divides = False  # processes have the same segments
     _joins_slots = False  # the sizes of slots differ by process
+    _counts_sequences = False
 
     def __init__(self, plan: Plan, device: jax.Device):
         super().__init__(plan, device)

@@ -18,7 +18,7 @@ from jfluid.compile.runtime.feed_signature import FeedSignature, signature_of
 from jfluid.compile.runtime.padding import MOST_NUMBERS, SequenceBuckets, Size, Sizes
 from jfluid.host import aligned_memory
 from jfluid.lod_tensor import LoDTensor
-from jfluid.ops.ragged import Level, Ragged
+from jfluid.ops.ragged import Level, Ragged, is_counted
 
 _PACKED, _ROWS, _LONGEST = map(attrgetter, ("packed", "rows", "longest"))
 _MOST_ROWS = 2**31  # offsets are int32
@@ -163,6 +163,7 @@ class Layout:
         room: rows of the array.
         varied: True for each slot with sequences of different lengths.
         varies: True if all slots have sequences of different lengths.
+        number: the padded number of sequences, if it may be padded; else 0.
     """
 
     def __init__(self, names: tuple[str, ...], sizes: tuple[Size, ...], replicas: int | None = None):
@@ -171,6 +172,7 @@ class Layout:
         self.varies = all(self.varied)
         self.rows, self._longest = [s.rows for s in sizes], [s.longest[0] for s in sizes]
         self.room = sum(self.rows) * (replicas or 1)
+        self.number = sizes[0].numbers[0] if sizes[0].counted else 0
         self._key = names, sizes, replicas
         self._hash = hash(self._key)  # every call of a compiled step asks for it
 
@@ -188,10 +190,19 @@ class Layout:
 
     def holds(self, measured: Measured) -> bool:
         """Return True if the sequences of a batch fit a layout that `varies`."""
+        if self.number and measured.number > self.number:
+            return False
         return False not in map(le, measured.rows, self.rows) and False not in map(le, measured.longest, self._longest)
 
 
-@functools.partial(jax.tree_util.register_dataclass, data_fields=["values", "offsets"], meta_fields=["layout"])
+def sizes_of(layout: Layout | Size | None) -> Sequence[Size]:
+    """Return the sizes of slots, or of one feed; nothing for an argument without sequences."""
+    if layout is None:
+        return ()
+    return layout.sizes if isinstance(layout, Layout) else (layout,)
+
+
+@functools.partial(jax.tree_util.register_dataclass, data_fields=["values", "offsets", "count"], meta_fields=["layout"])
 @dataclass(eq=False, slots=True)
 class Joined:
     """Values of slots in one array.
@@ -199,11 +210,13 @@ class Joined:
     Attributes:
         values: [rows of all slots, ...].
         offsets: int32 [slots with sequences of different lengths, sequences + 1]; None without such slots.
+        count: int32 scalar, the number of sequences of each slot, where the layout has room for more; else None.
     """
 
     values: Any
     offsets: Any
     layout: Layout
+    count: Any = None
 
     def parts(self) -> dict[str, Ragged]:
         """Return the value of each slot."""
@@ -217,7 +230,7 @@ class Joined:
             if size.uniform:
                 level = Level(None, size.longest[0], size.numbers[0])
             else:
-                level = Level(offsets[varied], size.longest[0])
+                level = Level(offsets[varied], size.longest[0], count=self.count)
                 varied += 1
             found[name] = Ragged(values, (level,), exact=size.uniform)
             at = end
@@ -233,6 +246,11 @@ class Joined:
         return own - own[:, :, :1]
 
 
+def is_counted_batch(values: Iterable[Any]) -> bool:
+    """Return True if a value of a batch has a padded number of sequences."""
+    return any(value.count is not None if isinstance(value, Joined) else is_counted(value) for value in values)
+
+
 def joined(batch: Batch, layout: Layout) -> Joined:
     """Return a batch as one array, every slot of every replica padded with rows of the slot."""
     values, offsets, cuts = batch.values, batch.measured.offsets, batch.measured.cuts
@@ -246,9 +264,18 @@ def joined(batch: Batch, layout: Layout) -> Joined:
         shape = layout.room, *values[0].shape[1:]
         out = None if small else aligned_memory.empty(shape, values[0].dtype)
         together = np.concatenate(values, out=out)
+    if layout.number:
+        count = np.asarray(batch.measured.number, np.int32)
+        return Joined(together, extended_together(offsets, layout.number), layout, count)
     if layout.varies:
         return Joined(together, offsets, layout)
     return Joined(together, offsets[layout.varied] if any(layout.varied) else None, layout)
+
+
+def extended_together(offsets: np.ndarray, number: int) -> np.ndarray:
+    """Return the offsets of slots, [slots, number + 1], with empty sequences at the end of each slot."""
+    missing = number + 1 - offsets.shape[1]
+    return np.concatenate([offsets, np.repeat(offsets[:, -1:], missing, axis=1)], axis=1) if missing else offsets
 
 
 def _padded(arrays: Sequence[np.ndarray], begins: Iterable[Sequence[int]], rows: Sequence[int]) -> list[np.ndarray]:
@@ -271,10 +298,11 @@ class SlotBuckets(SequenceBuckets):
 
     Args:
         replicas: as of `Layout`.
+        counts: as of `SequenceBuckets`.
     """
 
-    def __init__(self, replicas: int | None = None) -> None:
-        super().__init__()
+    def __init__(self, replicas: int | None = None, counts: bool = True) -> None:
+        super().__init__(counts)
         self._replicas = replicas
         self._slots: list[Slots] = []  # of the latest feed
         # by the names of slots and their numbers of sequences: the known layouts, with their rows, in order of rows
@@ -288,6 +316,11 @@ class SlotBuckets(SequenceBuckets):
     def recall(self, history: list[list[Sizes]]) -> None:
         self._layouts.clear()
         super().recall(history)
+
+    def refuse_counts(self, reason: str) -> None:
+        self._layouts.clear()
+        self._latest = [], []
+        super().refuse_counts(reason)
 
     def join(self, feeds: Mapping[str, Any]) -> dict[str, Any]:
         """Return checked feeds with slots as `Joined`, and all further LoDTensors as `Ragged`."""
@@ -326,8 +359,8 @@ class SlotBuckets(SequenceBuckets):
                         return None
                     if not at.holds(needs):
                         break
-                else:
-                    return layouts if self.suits(len(known), most, rows) else None
+                else:  # dense feeds beside a padded number are padded, too
+                    return layouts if self.suits(len(known), most, rows) and not layouts[0].number else None
         return None
 
     def layouts(self, batches: Sequence[Batch], sizes: Sizes) -> list[Layout]:
@@ -337,7 +370,10 @@ class SlotBuckets(SequenceBuckets):
             return [Layout(b.names, tuple([sizes[n] for n in b.names]), self._replicas) for b in batches]
 
         found = layouts(sizes)
-        if len(sizes) == sum([len(b.names) for b in batches]):  # no further feeds change the sizes
+        if any(at.number for at in found):
+            self._layouts.clear()
+            self._latest = [], []
+        elif sum([len(b.names) for b in batches]) == sum([1 for s in sizes.values() if s.longest]):  # of no other feeds
             self._latest = [b.measured for b in batches], found
             key = tuple([(b.names, b.measured.number) for b in batches])
             if len(self._layouts) >= MOST_NUMBERS:

@@ -29,6 +29,8 @@ from jfluid.compile.runtime.refused import refuses
 from jfluid.compile.runtime.size_history import StepHistory
 from jfluid.compile.runtime.specialize import Specialized
 from jfluid.compile.runtime.step_state import StepState
+from jfluid.ops.ragged import is_counted
+from jfluid.ops.ragged_dispatch import padded_numbers
 from jfluid.ops.static_values import Unknown
 from jfluid.scope import Scope
 
@@ -190,7 +192,8 @@ class CompiledSegment(StreamSegment):
         watch: list[Any] | None = [] if self._check else None
         if self._placement.on_gpus:
             scalars.read_together(env, self.donated)
-        lower(env, watch)
+        with padded_numbers(any(map(is_counted, env.values()))):
+            lower(env, watch)
         self.is_large = self.is_large or memory.is_large(env.values())
         gives = []
         for name in self.gives:

@@ -11,7 +11,7 @@ import jax
 import numpy as np
 
 from jfluid.compile.runtime.padding import Size, fill, fill_rows
-from jfluid.compile.runtime.slots import Joined, Layout
+from jfluid.compile.runtime.slots import Joined, Layout, extended_together, sizes_of
 from jfluid.host import aligned_memory
 from jfluid.ops.ragged import Level, Ragged
 
@@ -33,8 +33,8 @@ def room(layouts: Layouts) -> int:
 
 def fit(narrow: Layouts, wide: Layouts) -> bool:
     """Return True if batches of layouts can move to other layouts."""
-    return _are_alike(narrow, wide) and all(
-        s.fits(t) or _fits_plain(s, t) for a, b in zip(narrow, wide) for s, t in zip(_sizes(a), _sizes(b))
+    return are_alike(narrow, wide) and all(
+        s.fits(t) or _fits_plain(s, t) for a, b in zip(narrow, wide) for s, t in zip(sizes_of(a), sizes_of(b))
     )
 
 
@@ -45,7 +45,7 @@ def roomy(several: Sequence[Layouts]) -> Layouts | None:
     a first batch, and more once it has grown.
     """
     first, *others = several
-    if not all(_are_alike(first, own) for own in others):
+    if not all(are_alike(first, own) for own in others):
         return None
     return tuple([_roomy([own[i] for own in several]) for i in range(len(first))])
 
@@ -67,37 +67,35 @@ def offsets_of(arguments: Sequence[Any]) -> tuple[bytes, ...]:
 def _layout_of(value: Any) -> Layout | Size | None:
     if isinstance(value, Joined):
         return value.layout
-    if not isinstance(value, Ragged) or value.exact or not value.levels or not all(map(_is_fed, value.levels)):
+    if not isinstance(value, Ragged) or value.exact or not all(map(_is_fed, value.levels)):
         return None
     levels = value.levels
-    return Size(value.capacity, tuple([own.number for own in levels]), tuple([own.longest for own in levels]))
+    numbers, counted = tuple([own.number for own in levels]) or (value.capacity,), value.total is not None
+    if levels:
+        counted = levels[0].count is not None
+    return Size(value.capacity, numbers, tuple([own.longest for own in levels]), counted=counted)
 
 
 def _is_fed(level: Level) -> bool:
     """Return True if a level has the form that `padding.fill` makes, for one device."""
-    return isinstance(level.given, np.ndarray | jax.Array) and level.given.ndim == 1 and level.count is None
-
-
-def _sizes(layout: Layout | Size | None) -> Sequence[Size]:
-    if layout is None:
-        return ()
-    return layout.sizes if isinstance(layout, Layout) else (layout,)
+    return isinstance(level.given, np.ndarray | jax.Array) and level.given.ndim == 1
 
 
 def _names(layout: Layout | Size | None) -> Any:
     return layout.names if isinstance(layout, Layout) else layout is None
 
 
-def _are_alike(some: Layouts, other: Layouts) -> bool:
+def are_alike(some: Layouts, other: Layouts) -> bool:
+    """Return True if layouts differ in no more than the sizes that padding changes."""
     return len(some) == len(other) and all(
-        _names(a) == _names(b) and list(map(_fixed, _sizes(a))) == list(map(_fixed, _sizes(b)))
+        _names(a) == _names(b) and list(map(_fixed, sizes_of(a))) == list(map(_fixed, sizes_of(b)))
         for a, b in zip(some, other)
     )
 
 
-def _fixed(size: Size) -> tuple[int, int]:
-    """Return the parts of a size that padding keeps: the numbers of levels and of first-level sequences."""
-    return len(size.numbers), size.numbers[0]
+def _fixed(size: Size) -> tuple[int, int, int | None]:
+    """Return the parts of a size that padding keeps: the numbers of levels, and of sequences unless it is counted."""
+    return len(size.numbers), len(size.longest), None if size.counted else size.numbers[0]
 
 
 def _fits_plain(narrow: Size, wide: Size) -> bool:
@@ -109,13 +107,13 @@ def _roomy(several: Sequence[Layout | Size | None]) -> Layout | Size | None:
     first = several[0]
     if first is None:
         return None
-    sizes = list(_sizes(first))
+    sizes = list(sizes_of(first))
     for own in several[1:]:
-        sizes = [a.joined(b) for a, b in zip(sizes, _sizes(own))]
+        sizes = [a.joined(b) for a, b in zip(sizes, sizes_of(own))]
     if len(several) == 1:
         sizes = [size.for_later() for size in sizes]
     else:
-        before = [own.longest for own in _sizes(first)]
+        before = [own.longest for own in sizes_of(first)]
         sizes = [s.roomier(longest if s.longest == longest else None) for s, longest in zip(sizes, before)]
     return Layout(first.names, tuple(sizes)) if isinstance(first, Layout) else sizes[0]
 
@@ -124,7 +122,8 @@ def _moved(value: Joined | Ragged, layout: Layout | Size) -> Joined | Ragged:
     if isinstance(value, Joined) and isinstance(layout, Layout):
         return _moved_slots(value, layout)
     assert isinstance(value, Ragged) and isinstance(layout, Size)  # the layouts are alike
-    return fill(value.values, [np.asarray(level.given) for level in value.levels], layout, False)
+    count = value.levels[0].count if value.levels else value.total
+    return fill(value.values, [np.asarray(level.given) for level in value.levels], layout, False, count)
 
 
 def _moved_slots(value: Joined, layout: Layout) -> Joined:
@@ -139,4 +138,6 @@ def _moved_slots(value: Joined, layout: Layout) -> Joined:
         elif not before.uniform:
             offsets.append(np.asarray(value.offsets)[varied])
             varied += 1
+    if layout.number:
+        return Joined(values, extended_together(np.stack(offsets), layout.number), layout, value.count)
     return Joined(values, np.stack(offsets) if offsets else None, layout)

@@ -75,7 +75,7 @@ def _prior_sizes(
 
 
 @op(
-    "prior_box", ins=("Input", "Image"), outs=("Boxes", "Variances"), grad=False, rows="map"
+    "prior_box", ins=("Input", "Image"), outs=("Boxes", "Variances"), grad=False, rows="mask"
 )  # ragged images do not change the boxes
 def prior_box(
     x: Array,
@@ -120,7 +120,7 @@ def prior_box(
     return _with_variances(jnp.clip(boxes, 0, 1) if clip else boxes, variances)
 
 
-@op("density_prior_box", ins=("Input", "Image"), outs=("Boxes", "Variances"), grad=False, rows="map")
+@op("density_prior_box", ins=("Input", "Image"), outs=("Boxes", "Variances"), grad=False, rows="mask")
 def density_prior_box(
     x: Array,
     image: Array,
@@ -182,7 +182,7 @@ def density_prior_box(
     return _with_variances(boxes.reshape(-1, 4) if flatten_to_2d else boxes, variances)
 
 
-@op("anchor_generator", ins=("Input",), outs=("Anchors", "Variances"), grad=False, rows="map")
+@op("anchor_generator", ins=("Input",), outs=("Anchors", "Variances"), grad=False, rows="mask")
 def anchor_generator(
     x: Array, *, anchor_sizes: Floats, aspect_ratios: Floats, variances: Floats, stride: Floats, offset: float = 0.5
 ) -> tuple[Array, Array]:

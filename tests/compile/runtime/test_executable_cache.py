@@ -141,6 +141,15 @@ def test_another_release_machine_or_setting_finds_nothing(folder, traced, monkey
     assert len(traced) == len(kept(folder)) == 8
 
 
+def test_a_changed_source_file_of_the_package_finds_nothing(monkeypatch):
+    found = dict.fromkeys(path for path, _, _ in kept_files.source_files(os.path.dirname(fluid.__file__)))
+    assert {fluid.__file__, registry.__file__, kept_files.__file__} <= found.keys()
+    folders = []
+    monkeypatch.setattr(kept_files, "source_files", lambda folder: folders.append(folder) or [])
+    kept_files.sources.__wrapped__()
+    assert folders == [os.path.dirname(fluid.__file__)]
+
+
 def test_operators_of_users_are_traced(folder, traced, monkeypatch):
     registry.find("tanh_grad")  # made when it is asked for
     own = dict(registry._OPS)
