@@ -120,4 +120,7 @@ def test_one_line_names_groups_that_are_off(given, off, reason):
 def test_one_line_names_an_interface_that_xla_does_not_have():
     on, lines = run(version="9.9")
     assert not on
-    assert len(lines) == 1 and lines[0].startswith("WARNING") and "no interface 9.9" in lines[0]
+    (line,) = [
+        line for line in lines if not line.startswith("INFO")
+    ]  # a processor without AVX-512 has a line of its own
+    assert line.startswith("WARNING") and "no interface 9.9" in line
