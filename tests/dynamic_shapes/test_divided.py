@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 import jfluid as fluid
+from jfluid import errors
 from jfluid.compile.dynamic_shapes.stream import ShapeStream
 from jfluid.compile.runtime import step
 from tests.dynamic_shapes.test_streams import same, train
@@ -103,3 +104,13 @@ def test_a_program_with_many_such_operators_stays_whole(steps, monkeypatch):
         same(several, rows())
     assert parts(steps[0]) == [["pool2d"]] * 2
     assert [text.split(" is ")[0] for text in said(caught)] == ["one operator of this program", "this program"]
+
+
+def test_a_history_that_names_no_operator_of_the_program_is_refused(steps):
+    with pytest.warns(RuntimeWarning, match=ANEW):
+        train(windows, rows(), True)
+    history = steps[0].size_history()
+    history.segments["0 of 1"].refused_at = 10_000
+    train(windows, rows()[:1], True)
+    with pytest.raises(errors.FeedError, match="name operator 10000, which is none here"):
+        steps[1].recall(history)

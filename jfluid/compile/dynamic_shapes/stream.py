@@ -115,8 +115,8 @@ class ShapeStream:
         self._pads = True  # until a feed is no dense array
 
     def operator_without_rule(self) -> OperatorWithoutRule | None:
-        """Return the operator that keeps the segment from being padded; None without such an operator."""
-        if self._refused_at is None or self._traces or not self._refused_times:
+        """Return the operator at which the segment is divided, since it cannot be padded; None without one."""
+        if not self.divides or self._refused_at is None or self._traces or not self._refused_times:
             return None
         return OperatorWithoutRule(self._refused_at, self._refused)
 
@@ -193,6 +193,10 @@ class ShapeStream:
         if any(len(own) != len(self._fed) for own in shapes):
             raise errors.FeedError(
                 f"sizes of an earlier process are not sizes of {', '.join(self._names) or 'no feed'}"
+            )
+        if history.refused_at is not None and history.refused_at not in {at for at, _, _ in self._own().items}:
+            raise errors.FeedError(
+                f"sizes of an earlier process name operator {history.refused_at}, which is none here"
             )
         self._observed, self._exact = dict.fromkeys(history.observed), dict.fromkeys(history.exact, False)
         self._traces, self._recalled = [], history.traced
@@ -344,9 +348,8 @@ class ShapeStream:
             self._divide()
 
     def _divide(self) -> None:
-        """Raise OperatorWithoutRule, if there is one and the segment can be divided."""
-        found = self.operator_without_rule()
-        if found is not None and self.divides:
+        """Raise OperatorWithoutRule, if there is such an operator."""
+        if (found := self.operator_without_rule()) is not None:
             self._keep()
             raise found
 
