@@ -8,7 +8,7 @@ import numpy as np
 
 from jfluid.compile.dynamic_shapes import stream
 from jfluid.compile.dynamic_shapes.dims import NoRule, Sizes, is_constant
-from jfluid.compile.dynamic_shapes.feed_symbols import FeedSymbols, padded_array, trimmed_array
+from jfluid.compile.dynamic_shapes.feed_symbols import FeedLayout, FeedSymbols, trimmed_array
 
 # (number of an argument, its dimension)
 Place = tuple[int, int]
@@ -82,7 +82,7 @@ def run_padded(function, found: stream.Traced, arguments, extra=3, poison=True):
     padded, true = Sizes(bucket, {}), Sizes(sizes, {})
     given = [np.asarray(a) for a in arguments]
     for i in found.varying:
-        given[i] = padded_array(arguments[i], found.fed[i], padded, true)
+        given[i] = FeedLayout(found.fed[i], padded, [true]).filled([arguments[i]])[0]
     if poison:
         given = [poisoned(p, np.asarray(a)) for p, a in zip(given, arguments)]
 

@@ -9,6 +9,7 @@ from types import MappingProxyType
 import numpy as np
 
 from jfluid.compile.dynamic_shapes.history import BucketsHistory, Sizes
+from jfluid.compile.runtime.lru_cache import LruCache
 from jfluid.compile.runtime.padding import ladder
 
 MOST = 12  # executables of a stream: buckets of all traces, and exact shapes
@@ -61,6 +62,7 @@ class Buckets:
         self._others = others
         self._came: Counter[Form] = Counter()  # batches by their fine sizes
         self._wasted = 0.0  # in steps
+        self._holding = LruCache[list[Sizes]](_MOST_WORKS)  # of the known buckets, by the sizes of a batch
 
     def __len__(self) -> int:
         return len(self._known)
@@ -77,6 +79,7 @@ class Buckets:
     def recall(self, history: BucketsHistory) -> None:
         """Choose as after the batches of an earlier process."""
         self._known, self._wasted = list(history.known), history.wasted
+        self._holding.clear()
         self._came = Counter({tuple(sizes.items()): count for sizes, count in history.came})
 
     def choose(self, need: Mapping[str, int]) -> Sizes:
@@ -119,11 +122,16 @@ class Buckets:
         """Add a bucket, unless it is known; return the bucket."""
         if sizes not in self._known:
             self._known.append(sizes)
+            self._holding.clear()
         return sizes
 
     def holding(self, need: Mapping[str, int]) -> list[Sizes]:
         """Return the known buckets that hold a batch, in order of work."""
-        return sorted((b for b in self._known if self._fits(need, b)), key=self._work)
+
+        def found() -> list[Sizes]:
+            return sorted((b for b in self._known if self._fits(need, b)), key=self._work)
+
+        return self._holding.get_or_make(tuple(need.values()), found)
 
     def _given(self, name: str, size: int) -> int:
         """Return the smallest size that the user has given for a symbol and that holds `size`; 0 without any."""

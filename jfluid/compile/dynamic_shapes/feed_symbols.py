@@ -349,26 +349,30 @@ def _prime(start: int, used: set[int]) -> int:
     return n
 
 
-def padded_array(array: Any, dims: Sequence[Dim], sizes: Sizes, true: Sizes) -> np.ndarray:
-    """Return a feed of varying size at the sizes of a bucket, with zeros behind its data."""
-    return filled_array([array], dims, sizes, [true])[0]  # type: ignore[no-any-return]
-
-
-def filled_array(shares: Sequence[Any], dims: Sequence[Dim], sizes: Sizes, true: Sequence[Sizes]) -> np.ndarray:
-    """Return the shares of a feed, stacked, each at the sizes of a bucket with zeros behind its data.
+class FeedLayout:
+    """Places of the data of a feed of varying size in the array of a bucket; zeros are behind the data.
 
     Args:
-        true: the sizes of each share.
+        dims: dimensions of the feed.
+        padded: sizes of the bucket.
+        true: sizes of each share of the feed.
     """
-    given = [np.asarray(share) for share in shares]
-    found = aligned_memory.empty((len(given), *sizes.shape(dims)), given[0].dtype)
-    found[...] = 0
-    factors = [f for dim in dims for f in dim[0]]
-    views = found.reshape([len(given), *map(sizes.padded_factor, factors)])
-    for view, share, own in zip(views, given, true):
-        data = [own.padded_factor(f) for f in factors]
-        view[tuple(map(slice, data))] = share.reshape(data)
-    return found
+
+    def __init__(self, dims: Sequence[Dim], padded: Sizes, true: Sequence[Sizes]):
+        factors = [f for dim in dims for f in dim[0]]
+        self._shape = len(true), *padded.shape(dims)
+        self._view = len(true), *map(padded.padded_factor, factors)
+        self._data = [[own.padded_factor(f) for f in factors] for own in true]
+        self._places = [tuple(map(slice, data)) for data in self._data]
+
+    def filled(self, shares: Sequence[Any]) -> np.ndarray:
+        """Return the shares of a feed, stacked, each at the sizes of the bucket."""
+        given = [np.asarray(share) for share in shares]
+        found = aligned_memory.empty(self._shape, given[0].dtype)
+        found[...] = 0
+        for view, share, data, places in zip(found.reshape(self._view), given, self._data, self._places):
+            view[places] = share.reshape(data)
+        return found
 
 
 def trimmed_array(array: Any, dims: Sequence[Dim], sizes: Sizes, true: Sizes) -> np.ndarray:

@@ -22,8 +22,6 @@ from jfluid.compile.dynamic_shapes.exact_shapes import EXACT_FIRST, OperatorWith
 from jfluid.compile.dynamic_shapes.feed_symbols import (
     FeedSymbols,
     Shapes,
-    filled_array,
-    padded_array,
     ranges,
     run_together,
     small_sizes,
@@ -409,6 +407,8 @@ class ShapeStream:
                 raise
             traced.executables.pop(tuple(bucket.items()), None)
             raise NoRule("XLA does not take its operators at padded sizes") from error
+        if not traced.varying_results:
+            return results, flags
         padded, true = Sizes(bucket, {}), [Sizes(own, {}) for own in sizes]
         arrays, structure = jax.tree.flatten(results, is_leaf=_is_array)
         for at in traced.varying_results:
@@ -533,14 +533,10 @@ class ShapeStream:
         kept: tuple[Any, ...],
     ) -> tuple[Any, ...]:
         """Return the arguments `kept` at the sizes of a bucket, followed by the true sizes."""
-        padded, true = Sizes(bucket, {}), [Sizes(own, {}) for own in sizes]
         arguments: list[Any] = list(kept)
-        for at in traced.varying:
-            i, dims = self._fed[at], traced.fed[at]
-            if self._replicas is None:
-                arguments[i] = padded_array(kept[i], dims, padded, true[0])
-            else:
-                arguments[i] = filled_array([own[at] for own in shares], dims, padded, true)
+        for at, layout in traced.layouts(bucket, sizes):
+            filled = layout.filled([own[at] for own in shares])
+            arguments[self._fed[at]] = filled if self._replicas else filled[0]
         numbers = [[own[n] for n in traced.symbols.names] for own in sizes]
         return (*arguments, np.array(numbers if self._replicas else numbers[0], np.int64))
 

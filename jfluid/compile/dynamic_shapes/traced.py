@@ -12,7 +12,14 @@ import numpy as np
 
 from jfluid.compile.dynamic_shapes.buckets import Buckets, Form
 from jfluid.compile.dynamic_shapes.dims import Dim, Sizes, Table, constant, is_constant
-from jfluid.compile.dynamic_shapes.feed_symbols import SAMPLES, FeedSymbols, Sampled, Shapes, symbols_in
+from jfluid.compile.dynamic_shapes.feed_symbols import (
+    SAMPLES,
+    FeedLayout,
+    FeedSymbols,
+    Sampled,
+    Shapes,
+    symbols_in,
+)
 from jfluid.compile.dynamic_shapes.history import Batch, TracedHistory
 from jfluid.compile.dynamic_shapes.history import Sizes as HistorySizes
 from jfluid.compile.dynamic_shapes.interpreter import Interpreter, Padded, compare
@@ -25,6 +32,7 @@ from jfluid.host import collector
 _MOST_EXECUTABLES = 16
 _MOST_LISTINGS = 16
 _TIMED = 3  # measured runs of a bucket, which steps wait for
+_MOST_LAYOUTS = 256  # batches whose places in buckets are remembered
 _MOST_BATCHES = 256  # whose sizes are remembered: an imperative step has dozens of arguments
 _UNTRACED = 6  # seconds to trace and compile, for a second of tracing
 
@@ -93,6 +101,7 @@ class Traced(Sampled):
         self._record = record
         self._unpadded: Unpadded | None = None
         self._listings = LruCache[Listing](_MOST_LISTINGS)
+        self._layouts = LruCache[list[tuple[int, FeedLayout]]](_MOST_LAYOUTS)
         self._batches = LruCache[list[dict[str, int]] | None](_MOST_BATCHES)
 
     @property
@@ -232,6 +241,19 @@ class Traced(Sampled):
     def each(self, batch: Batch) -> list[dict[str, int]] | None:
         """Return the sizes of each share of a batch; None where the traces do not hold for one."""
         return self._batches.get_or_make(batch, lambda: self._each(batch))
+
+    def layouts(self, bucket: Mapping[str, int], sizes: Sequence[Mapping[str, int]]) -> list[tuple[int, FeedLayout]]:
+        """Return the number and the layout of each feed of varying size, for a batch in a bucket.
+
+        Args:
+            sizes: sizes of each share of the batch.
+        """
+
+        def found() -> list[tuple[int, FeedLayout]]:
+            padded, true = Sizes(bucket, {}), [Sizes(own, {}) for own in sizes]
+            return [(at, FeedLayout(self.fed[at], padded, true)) for at in self.varying]
+
+        return self._layouts.get_or_make((*bucket.values(), *(tuple(own.values()) for own in sizes)), found)
 
     def _each(self, batch: Batch) -> list[dict[str, int]] | None:
         found = [own for shapes in batch if (own := self.sizes(shapes)) is not None]

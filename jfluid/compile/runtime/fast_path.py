@@ -18,10 +18,11 @@ from jfluid.ir.variable import Variable
 from jfluid.scope import Scope
 
 _MOST = 16  # repeated steps that are kept ready
+_MOST_SHAPES = 1024  # shapes of the feeds of one step that are known
 
 
 class FastPath:
-    """Fast path of a step: the same program, scope and fetches, feeds of the same names and signatures.
+    """Fast path of a step: the same program, scope and fetches, feeds of the same names, with signatures that have run.
 
     All lookups of the step are done once. A step of XLA evicts the host's code from
     the core's caches, so every function call counts in small steps.
@@ -59,6 +60,7 @@ class FastPath:
         self._slots = slots.of(feed, step.placement.replicas)
         joined = {name for each in self._slots for name in each.names}
         self._feeds = [(n, _signature(v)) for n, v in feed.items() if n not in joined]
+        self._others: dict[tuple[FeedSignature | None, ...], None] = {}  # signatures of the same feeds at other sizes
         batch = batch_of(feed)
         self._signatures = None if batch is None else batch.signatures
         self._as_it_is = fetched is None and all(type(v) is np.ndarray for v in feed.values())
@@ -121,10 +123,14 @@ class FastPath:
             for name, signature in self._feeds:
                 value = feed.get(name)
                 if type(value) is np.ndarray:
-                    if signature != (np.ndarray, value.dtype, value.shape, 0):
-                        return None
-                elif _signature(value) != signature:
-                    return None
+                    same = signature == (np.ndarray, value.dtype, value.shape, 0)
+                else:
+                    same = _signature(value) == signature
+                if same:
+                    continue
+                if self._others and tuple([_signature(feed.get(n)) for n, _ in self._feeds]) in self._others:
+                    break
+                return None
         elif batch.signatures is not self._signatures and batch.signatures != self._signatures:
             return None
         state = self._state()
@@ -148,6 +154,23 @@ class FastPath:
             found.append(array)
         return found
 
+    def merge(self, other: "FastPath") -> bool:
+        """Take the feeds of another path and return True, if it is the same step for feeds of other sizes."""
+        names = [n for n, _ in self._feeds]
+        same = (
+            self._segment is other._segment
+            and self._state() is other._state()
+            and (self._version, self._flags, self._as_it_is) == (other._version, other._flags, other._as_it_is)
+            and self._parallel is other._parallel
+            and names == [n for n, _ in other._feeds]
+            and not (self._slots or other._slots or self._signatures or other._signatures)
+        )
+        if same:
+            if len(self._others) >= _MOST_SHAPES:
+                del self._others[next(iter(self._others))]
+            self._others[tuple(signature for _, signature in other._feeds)] = None
+        return same
+
     def _entered(self, feed: dict[str, Any]) -> Mapping[str, Any] | None:
         """Return the feed in the form that segments take, or None for a feed that must be checked."""
         batches = slots.read(self._slots, feed)
@@ -170,8 +193,11 @@ class FastPaths:
         return self._all.get((id(program), id(scope), *map(id, fetch_list)))
 
     def add(self, path: FastPath, scope: Scope) -> None:
-        """Keep a repeated step in place of the one with its program, fetches and scope."""
+        """Keep a repeated step, also for the feeds of the earlier path with its program, fetches and scope."""
         key = (id(path.program), id(scope), *map(id, path.fetch_list))
+        before = self._all.get(key)
+        if before is not None and before.merge(path):
+            return
         self._all.pop(key, None)
         self._all.get_or_make(key, lambda: path)
 
