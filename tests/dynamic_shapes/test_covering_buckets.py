@@ -80,10 +80,8 @@ def losses(interpreted, sizes=SIZES, model=sentences):
 def test_one_bucket_serves_a_stream(work, monkeypatch):
     expected, _ = losses(False)
 
-    def pays(self, waiting):
-        return waiting is None and work.count("interpret") % 5 == 4
-
-    monkeypatch.setattr(Traced, "pays", pays)
+    monkeypatch.setattr(Traced, "pays", lambda self, seconds: work.count("interpret") % 5 == 4)
+    monkeypatch.setattr(Buckets, "refine", lambda self: False)
     work.clear()
     found, traced = losses(True)
     np.testing.assert_allclose(found, expected, rtol=1e-4)
@@ -96,19 +94,19 @@ def test_one_bucket_serves_a_stream(work, monkeypatch):
 
 def test_a_bucket_of_its_own_pays_by_measured_padding(work, monkeypatch):
     _, traced = losses(True, SIZES[:5])
-    traced.tracing, traced.waited = 10.0, type(traced.waited)(float)
+    traced.tracing = 10.0
     names = traced.symbols.names
     wide, narrow = dict.fromkeys(names, 40), dict.fromkeys(names, 20)
     traced.runs[tuple(wide.items())] = [1.0, 2.0]
     for _ in range(13):
-        assert not traced.pays(tuple(narrow.items()))
+        assert not traced.pays(traced.padding)
         traced.note_padding(narrow, wide)  # 0.75 s
     traced.note_padding(narrow, wide)
-    assert traced.pays(tuple(narrow.items())) and not traced.pays(None)
+    assert traced.pays(traced.padding)
 
 
 def test_a_second_start_runs_in_the_buckets_on_disk(folder, work, monkeypatch):
-    monkeypatch.setattr(Traced, "pays", lambda self, waiting: waiting is None)
+    pays_at_once(monkeypatch)
     expected, _ = losses(True)
     work.clear()
     found, _ = losses(True)
@@ -123,7 +121,8 @@ def test_a_second_start_after_a_few_steps(model, padded, folder, work, monkeypat
 
     With `padded`, NumPy interprets no step at its true sizes.
     """
-    monkeypatch.setattr(Traced, "pays", lambda self, waiting: waiting is None and bool(self._unpadded))
+    monkeypatch.setattr(Traced, "pays", lambda self, seconds: bool(self._unpadded))
+    monkeypatch.setattr(Buckets, "refine", lambda self: False)
     monkeypatch.setattr(beside, "_FIRST_CALL", 0)
     monkeypatch.setattr(beside, "_PAYS", 0)
     if padded:
@@ -144,39 +143,56 @@ def no_rule(self, batch, shapes):
     raise NoRule("a step that NumPy cannot interpret")
 
 
+def pays_at_once(monkeypatch):
+    """Begin to compile a bucket for the first batch that is interpreted, and none that is finer."""
+    monkeypatch.setattr(Traced, "pays", lambda self, seconds: True)
+    monkeypatch.setattr(Buckets, "refine", lambda self: False)
+
+
 def buckets_of(sizes):
-    """The buckets of a stream that has chosen one for each batch."""
+    """The buckets of a stream whose batches have been interpreted."""
     buckets = Buckets(lambda sizes: sizes["a"] * sizes["b"], {"a": 1, "b": 1})
     for a, b in sizes:
-        buckets.choose({"a": a, "b": b})
+        buckets.count({"a": a, "b": b})
     return buckets
 
 
 def test_a_bucket_for_all_batches_so_far_is_known():
     need = {"a": 12, "b": 17}
     buckets = buckets_of([(10, 13), (12, 17), (14, 20)])
-    held = buckets.worth_most(need, [])
+    held = buckets.worth_most(need)
     assert held["a"] >= 14 and held["b"] >= 20
-    assert buckets.worth_most(need, []) == held and held in buckets.holding({"a": 10, "b": 20})
+    assert [held] == buckets.holding({"a": 10, "b": 20})
 
 
 def test_few_long_and_many_short_sentences_have_a_bucket_each():
     short, long = {"a": 64, "b": 8}, {"a": 8, "b": 64}
     buckets = buckets_of([(64, 8), (8, 64), (60, 7), (7, 61)] * 3)
-    assert buckets.worth_most(short, []) == short
-    assert buckets.worth_most(long, [tuple(short.items())]) == long
+    assert buckets.worth_most(short) == short
+    assert buckets.worth_most(long) == long
 
 
 def test_batches_with_an_executable_do_not_count():
     buckets = buckets_of([(32, 32)] * 9 + [(8, 8)])
-    wide = {"a": 32, "b": 32}
-    assert buckets.worth_most({"a": 8, "b": 8}, []) == wide
-    assert buckets.worth_most({"a": 8, "b": 8}, [tuple(wide.items())]) == {"a": 8, "b": 8}
+    assert buckets.worth_most({"a": 8, "b": 8}) == {"a": 32, "b": 32}
+    assert buckets.worth_most({"a": 8, "b": 8}) == {"a": 8, "b": 8}
+
+
+def test_batches_are_interpreted_in_no_known_bucket_until_it_pays():
+    """A bucket that is not compiled would count among the few of a stream."""
+    buckets = buckets_of([(20, 30), (12, 60), (60, 12), (30, 21)] * 9)
+    assert len(buckets) == 0
+    first = buckets.worth_most({"a": 12, "b": 60})
+    while buckets.refine():
+        pass
+    assert 2 <= len(buckets) <= 9 and buckets.best({"a": 12, "b": 60}) is not None
+    buckets.forget(first)
+    assert first not in buckets.holding({"a": 12, "b": 60})
 
 
 def test_a_short_last_batch_keeps_the_compiled_buckets(work, monkeypatch):
     """From the fifth batch on the number of rows varies, too: a symbol more, and traces of their own."""
-    monkeypatch.setattr(Traced, "pays", lambda self, waiting: waiting is None)
+    pays_at_once(monkeypatch)
     sizes = [(20, 17), (20, 9), (20, 30), (20, 12), (7, 19), (20, 25), (7, 11), (20, 14)]
     expected, _ = losses(False, sizes)
     work.clear()

@@ -3,7 +3,7 @@
 import functools
 import itertools
 from collections import Counter
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
 
 import numpy as np
@@ -82,41 +82,54 @@ class Buckets:
         self._holding.clear()
         self._came = Counter({tuple(sizes.items()): count for sizes, count in history.came})
 
+    def count(self, need: Mapping[str, int]) -> None:
+        """Note the sizes of a batch."""
+        form = tuple(self._rounded({n: self._given(n, size) or size for n, size in need.items()}, _FINE).items())
+        if form not in self._came and len(self._came) >= _MOST_FORMS:
+            del self._came[min(self._came, key=self._came.__getitem__)]
+        self._came[form] += 1
+
     def choose(self, need: Mapping[str, int]) -> Sizes:
         """Return the sizes to pad a batch to: the sizes of a known bucket, or of a new bucket."""
-        need = {n: self._given(n, size) or size for n, size in need.items()}
-        fine = self._rounded(need, _FINE)
-        self._count(fine)
-        best = self._best(need)
+        self.count(need)
+        best = self.best(need)
         if best is None:
-            return self._add(need)
-        self._wasted += max(1 - self._work(fine) / max(self._work(best), 1), 0.0)
-        kept = _LEFT_BEYOND if self._came.total() < _STEADY else _LEFT_STEADY
-        if self._wasted < _PATIENCE or self._left <= kept:
+            return self._add({n: self._given(n, size) or size for n, size in need.items()})
+        self._wasted += self.waste(need, best)
+        if self._wasted < _PATIENCE or not self.refine():
             return best
+        return self.best(need) or best
+
+    def waste(self, need: Mapping[str, int], bucket: Mapping[str, int]) -> float:
+        """Return the share of a bucket's work that a finer bucket saves for a batch."""
+        return max(1 - self._work(self._rounded(need, _FINE)) / max(self._work(bucket), 1), 0.0)
+
+    def refine(self) -> bool:
+        """Add the bucket that would have saved most for all batches so far; returns False without such a bucket."""
+        if self._left <= (_LEFT_BEYOND if self._came.total() < _STEADY else _LEFT_STEADY):
+            return False
         self._wasted = 0.0
         known = [(dict(form), count) for form, count in self._came.items()]
-        finer, saved = self._saving([(own, n, self._work(held)) for own, n in known if (held := self._best(own))])
+        finer, saved = self._saving([(own, n, self._work(held)) for own, n in known if (held := self.best(own))])
         if saved > 0:
             self.know(finer)
-        return self._best(need) or best
+        return saved > 0
 
-    def worth_most(self, need: Mapping[str, int], compiled: Collection[Form]) -> Sizes:
-        """Return the bucket for a batch whose compilation saves most for all batches so far; it is known from now on.
+    def worth_most(self, need: Mapping[str, int]) -> Sizes:
+        """Add the bucket for a batch that saves most for all batches so far, where batches without one are interpreted.
 
         A bucket for all batches saves most, unless padding takes longer than the interpreter: batches of a few long or
         many short sentences have little room in common.
-
-        Args:
-            compiled: buckets that are compiled, or begun to be compiled. Further batches are interpreted.
         """
-        there = [dict(form) for form in compiled]
+        need = {n: self._given(n, size) or size for n, size in need.items()}
+        if self._left <= _LEFT_BEYOND:
+            return self._add(need)
         costs = list[tuple[Sizes, int, float]]()
         for form, count in self._came.items():
             own = dict(form)
-            least = [self._work(b) for b in there if self._fits(own, b)]
-            costs.append((own, count, min([_INTERPRETED * self._work(own), *least])))
-        return self.know(self._saving(costs, {n: self._given(n, size) or size for n, size in need.items()})[0])
+            held = self.best(own)
+            costs.append((own, count, min([_INTERPRETED * self._work(own), *([self._work(held)] if held else [])])))
+        return self.know(self._saving(costs, need)[0])
 
     def know(self, sizes: Sizes) -> Sizes:
         """Add a bucket, unless it is known; return the bucket."""
@@ -124,6 +137,11 @@ class Buckets:
             self._known.append(sizes)
             self._holding.clear()
         return sizes
+
+    def forget(self, sizes: Mapping[str, int]) -> None:
+        """Remove a known bucket."""
+        self._known = [own for own in self._known if own != sizes]
+        self._holding.clear()
 
     def holding(self, need: Mapping[str, int]) -> list[Sizes]:
         """Return the known buckets that hold a batch, in order of work."""
@@ -133,6 +151,10 @@ class Buckets:
 
         return self._holding.get_or_make(tuple(need.values()), found)
 
+    def best(self, need: Mapping[str, int]) -> Sizes | None:
+        """Return the known bucket of least work for a batch."""
+        return next(iter(self.holding(need)), None)
+
     def _given(self, name: str, size: int) -> int:
         """Return the smallest size that the user has given for a symbol and that holds `size`; 0 without any."""
         return next((s for s in self._said.get(name, ()) if s >= size), 0)
@@ -141,10 +163,6 @@ class Buckets:
         """Return True if a bucket holds a batch, and has the sizes that the user has given."""
         given = {n: self._given(n, size) for n, size in need.items()}
         return all(bucket[n] == given[n] if given[n] else bucket[n] >= size for n, size in need.items())
-
-    def _best(self, need: Mapping[str, int]) -> Sizes | None:
-        """Return the known bucket of least work for a batch."""
-        return next(iter(self.holding(need)), None)
 
     def _add(self, need: Mapping[str, int]) -> Sizes:
         """Add a coarse bucket for a batch; if few buckets are left, a bucket that holds all batches so far, or more."""
@@ -173,12 +191,6 @@ class Buckets:
             if not self._given(n, size):
                 found[n] = max(times * size if grows else size, max(known))
         return self._rounded(found, 1)
-
-    def _count(self, fine: Sizes) -> None:
-        form = tuple(fine.items())
-        if form not in self._came and len(self._came) >= _MOST_FORMS:
-            del self._came[min(self._came, key=self._came.__getitem__)]
-        self._came[form] += 1
 
     def _saving(self, costs: Sequence[tuple[Sizes, int, float]], need: Sizes | None = None) -> tuple[Sizes, float]:
         """Return the bucket by which batches would have saved most work, and that work.

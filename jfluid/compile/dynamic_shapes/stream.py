@@ -336,7 +336,7 @@ class ShapeStream:
                 continue
             # The new segment holds for all batches so far: only executables of the earlier ones are of use.
             self._traces = [*(t for t in traces if t.has_executables), traced]
-            traced.waited[None] = sum(t.waited[None] for t in traces if not t.has_executables)
+            traced.interpreting = sum(t.interpreting for t in traces if not t.has_executables)
             yield traced, sizes, False
         self._traces = traces
         if small:
@@ -388,16 +388,15 @@ class ShapeStream:
 
         if covers and not self._wait(traced, need, prepared) and traced.compiled_bucket(need) is None:
             return None
-        bucket: Mapping[str, int] = traced.buckets.choose(need)
+        bucket: Mapping[str, int] | None = None
+        if traced.interprets and not self._own().waits:
+            bucket = self._compiled_bucket(traced, need, prepared)
+            if bucket is None and (found := self._interpreted(traced, witness, given)):
+                return tuple(self._own().structured(found)), ()
+        bucket = bucket or traced.buckets.choose(need)
         call, arguments = prepared(bucket)
         try:
-            if not self._is_compiled(traced, bucket, call, arguments):
-                if (cover := self._cover(traced, bucket, need, prepared)) is not None:
-                    bucket, (call, arguments) = cover, prepared(cover)
-                elif found := self._interpreted(traced, witness, given):
-                    return tuple(self._own().structured(found)), ()
-                else:  # the history of the stream has the bucket, which the call compiles
-                    self._is_compiled(traced, bucket, call, arguments)
+            self._is_compiled(traced, bucket, call, arguments)  # if it is not, the call waits
             results, flags = traced.run(bucket, call, arguments)
         except NoRule:
             traced.executables.pop(tuple(bucket.items()), None)
@@ -444,33 +443,38 @@ class ShapeStream:
         for bucket in traced.begun_buckets(need):
             if not self._is_compiled(traced, bucket, *prepared(bucket)):
                 form = tuple(bucket.items())
-                waits = waits or form in traced.begun
-                traced.stored -= {form} - traced.begun  # it has no file
+                if form in traced.begun:
+                    waits = True
+                else:  # it has no file
+                    traced.stored.remove(form)
+                    traced.buckets.forget(bucket)
         return waits
 
-    def _cover(
+    def _compiled_bucket(
         self,
         traced: Traced,
-        bucket: Mapping[str, int],
         need: Mapping[str, int],
         prepared: Callable[[Mapping[str, int]], tuple[CompiledCall, tuple[Any, ...]]],
     ) -> Mapping[str, int] | None:
-        """Return the compiled bucket in which a batch runs until its bucket is compiled, or None without any.
+        """Return the compiled bucket of least work for a batch, or None to interpret the batch.
 
-        Compilations begin once they pay: of the batch's bucket, or without any compiled bucket of the bucket that saves
-        most for all batches so far.
+        Compilations begin once they pay: of the bucket that saves most for all batches so far.
         """
+        buckets = traced.buckets
+        buckets.count(need)
         waits = self._wait(traced, need, prepared)
         found = traced.compiled_bucket(need)
         if found is not None:
-            traced.note_padding(bucket, found)
-        elif waits:
-            return None
-        if not traced.pays(tuple(bucket.items()) if found else None):
+            traced.note_padding(need, found)
+            if traced.begun <= traced.compiled and traced.pays(traced.padding):  # one after the other
+                traced.padding = 0.0
+                buckets.refine()
+        elif not waits and traced.pays(traced.interpreting):
+            traced.interpreting = 0.0
+            buckets.worth_most(need)
+        wanted = buckets.best(need)
+        if wanted is None or tuple(wanted.items()) in traced.compiled | traced.begun:
             return found
-        wanted = bucket
-        if found is None:
-            wanted, traced.waited[None] = traced.buckets.worth_most(need, traced.compiled | traced.begun), 0.0
         return wanted if self._is_compiled(traced, wanted, *prepared(wanted), at_once=True) else found
 
     def _run_second(self, given: _Given) -> Any:
@@ -508,7 +512,7 @@ class ShapeStream:
         except (NoRule, numpy_steps.NotInterpretable):
             traced.interprets = False
             return None
-        traced.waited[None] += time.perf_counter() - start
+        traced.interpreting += time.perf_counter() - start
         return found
 
     def _call(self, traced: Traced, bucket: Mapping[str, int], witness: Witness) -> CompiledCall:

@@ -89,8 +89,7 @@ class Traced(Sampled):
         self.begun: set[Form] = set()
         self.results = list[tuple[Dim, ...]]()
         self.varying_results = list[int]()
-        self.waited = defaultdict[Form | None, float](float)  # seconds of padding, by bucket; of interpreted steps
-        self.tracing = 0.0  # seconds
+        self.tracing, self.interpreting, self.padding = 0.0, 0.0, 0.0  # seconds, the last two since a bucket came
         self.runs = defaultdict[Form, list[float]](list)  # seconds of the first padded runs, by bucket
         self.interprets = True  # until a rule is missing
         self.witnesses: dict[Form, Witness] = {}
@@ -118,13 +117,13 @@ class Traced(Sampled):
         begun = (self.begun | self.stored) - self.compiled
         return [b for b in self.buckets.holding(need) if tuple(b.items()) in begun]
 
-    def pays(self, waiting: Form | None) -> bool:
-        """Return True if a bucket's padding, or with None all interpreted steps, took as long as all traces.
+    def pays(self, seconds: float) -> bool:
+        """Return True if seconds of padding, or of interpreted steps, are as many as those of all traces.
 
         A compilation takes that long, or longer. Without traces, after an earlier process, it takes all of that time.
         """
         wanted = self.tracing * (1 if self._unpadded else _UNTRACED)
-        return not self.interprets or 0 < wanted <= self.waited[waiting]
+        return not self.interprets or 0 < wanted <= seconds
 
     def run(self, bucket: Mapping[str, int], call: CompiledCall, given: tuple[Any, ...]) -> Any:
         """Run a bucket; the first runs are measured, if steps are interpreted until a bucket is compiled."""
@@ -136,11 +135,9 @@ class Traced(Sampled):
         runs.append(time.perf_counter() - start)
         return found
 
-    def note_padding(self, wanted: Mapping[str, int], cover: Mapping[str, int]) -> None:
-        """Count the time of a run in a larger bucket than the wanted bucket."""
-        work, runs = self.symbols.work, self.runs[tuple(cover.items())]
-        share = 1 - work(wanted) / max(work(cover), 1)
-        self.waited[tuple(wanted.items())] += share * min(runs, default=0.0)
+    def note_padding(self, need: Mapping[str, int], bucket: Mapping[str, int]) -> None:
+        """Count the time that the run of a batch in a bucket takes for padding."""
+        self.padding += self.buckets.waste(need, bucket) * min(self.runs[tuple(bucket.items())], default=0.0)
 
     def identity(self, bucket: Mapping[str, int], batch: Mapping[str, int]) -> tuple[Any, ...]:
         """Return the values that identify the segment at the sizes of a bucket, in all processes.
