@@ -32,6 +32,8 @@ from jfluid.serving.room import Room
 from tests.command.test_serve import asked, served
 from tests.fuzz.harness import fuzzed
 
+pytestmark = pytest.mark.usefixtures("interpreted_steps")
+
 DEADLINE = 120  # seconds
 
 
