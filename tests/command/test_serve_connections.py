@@ -198,7 +198,7 @@ def test_a_large_request_runs_in_pieces(address, model):
 def strict(model):
     """An address where little may be waited for."""
     limits = RequestLimits(bytes=4 << 20, held=6 << 20, connections=20, seconds=1.5)
-    with served({"m": model}, limits=limits) as found:
+    with served({"m": model}, limits=limits, largest=256) as found:
         yield found
 
 
