@@ -17,7 +17,6 @@ import jfluid as fluid
 from jfluid import distributed
 from jfluid.distributed.wire import connections
 from tests.distributed import job
-from tests.dynamic_shapes.interpreted import numpy_steps
 
 
 def transpiled(spec, trainer=0):
@@ -85,7 +84,7 @@ def undisturbed(spec):
     """
     steps, wide = range(spec["steps"]), spec["wide"]
     build = job.wide_net("sparse") if wide else job.net("sparse", "adam", own_state=spec["own_state"])
-    with numpy_steps(), job.Job(build, **{"servers": 2, "trainers": 2} | spec["job"]) as whole:
+    with job.Job(build, **{"servers": 2, "trainers": 2} | spec["job"]) as whole:
         whole.begin()
         whole.steps([(job.wide_batch if wide else job.batch)(step) for step in steps])
         whole.save(spec["folder"])
@@ -95,5 +94,4 @@ def begin(spec):
     """Be a server or a trainer until the job ends."""
     logging.basicConfig(level=logging.INFO, format="%(name)s %(levelname)s %(message)s")
     fluid.set_flags({"FLAGS_rpc_deadline": 120000})
-    with numpy_steps():  # jobs of tests/chaos have XLA compile
-        (serve if spec["role"] == "server" else train)(spec)
+    (serve if spec["role"] == "server" else train)(spec)

@@ -16,8 +16,6 @@ from jfluid.ps_server.store import Change
 from tests.faults.calls import CallRelay, Fault
 from tests.faults.training import assert_same, trained, undisturbed
 
-pytestmark = pytest.mark.usefixtures("interpreted_steps")
-
 TOKEN = "0123456789-token-of-the-tests"
 SGD = specs.Sgd(learning_rate=1.0)
 WIDTH, PUSHES, THREADS = 512, 24, 2

@@ -12,8 +12,6 @@ from tests.distributed.job import Job, wide_net
 from tests.faults.relay import Network
 from tests.faults.training import FEEDS, assert_same, trained, undisturbed
 
-pytestmark = pytest.mark.usefixtures("interpreted_steps")
-
 
 @pytest.fixture
 def network():

@@ -30,8 +30,8 @@ def number(info):
 
 
 def cases():
-    """Every rule with all combinations of its flags, with its numbers as they are by default and
-    with others.
+    """Every rule with all combinations of its flags, with its numbers as they are by default and with others; before
+    each change the default numbers without flags, and others with all combinations.
     """
     for rule in RULES.values():
         fields = {
@@ -47,6 +47,7 @@ def cases():
                     rule,
                     rule.settings(learning_rate=0.1, **given, **dict(zip(flags, values))),
                     id=" ".join([rule.operator, *on]),
+                    marks=[pytest.mark.nightly] * (given is not numbers and any(values)),
                 )
 
 
