@@ -2,6 +2,7 @@
 
     python benchmarks/serving.py --load     # speed beside ONNX Runtime and Fluid's predictor (serving_load.py)
     python benchmarks/serving.py [--seconds 10] [--rounds 3] [--attacks NAME ...] [--most RATIO] [--tries 1]
+    python benchmarks/serving.py --one-server ...   # without the second server, and the phase in which it is attacked
 
 Four honest clients ask for a row every 20 ms each, on connections that they keep. Each attack is a process of the
 lowest priority (nice 19): it stands for other machines, which would not take this machine's processor. Attackers still
@@ -26,8 +27,6 @@ import tempfile
 import threading
 import time
 import zipfile
-
-import numpy as np
 
 FEATURES, CLIENTS, PAUSE = 64, 4, 0.02
 MIB = 1 << 20
@@ -86,7 +85,7 @@ def slow_bodies(port):
 
 
 def slow_readers(port):
-    rows = json.dumps({"inputs": {"x": np.zeros((4000, FEATURES)).astype(int).tolist()}}).encode()
+    rows = json.dumps({"inputs": {"x": [[0] * FEATURES] * 4000}}).encode()
     hold(port, 16, head(len(rows)) + rows)
 
 
@@ -281,30 +280,34 @@ def memory(process):
     return tuple(int(found[key].split()[0]) >> 10 for key in ("VmRSS", "VmHWM"))
 
 
-def measure(attacks, seconds, rounds, most, tries):
+def measure(options):
     """Print a line for each measurement; return (largest quotient, statuses of honest requests other than 200)."""
     worst, wrong = 0.0, []
-    with served() as (process, port), served() as (_, elsewhere):
-        honest(port, 2)  # compiles the sizes of batches
-        honest(elsewhere, 2)
+    second = contextlib.nullcontext((None, None)) if options.one_server else served()
+    with served() as (process, port), second as (_, elsewhere):
+        for each in filter(None, (port, elsewhere)):
+            honest(each, 2)  # compiles the sizes of batches
         print("p50 and p99 of honest requests in ms: undisturbed; while another server is attacked; while their own is")
         print("%-16s %8s %8s %8s %8s %8s %8s %6s %6s %s" % (
             "attack", "p50", "p99", "p50", "p99", "p50", "p99", "ratio", "/other", "memory, peak (MiB)"))  # fmt: skip
-        for name in attacks:
-            for _ in range(tries):
-                alone, other, with_it = phases(name, (None, elsewhere, port), port, seconds, rounds, wrong)
+        for name in options.attacks:
+            for _ in range(options.tries):
+                targets = (None, elsewhere, port)
+                alone, other, with_it = phases(name, targets, port, options.seconds, options.rounds, wrong)
                 quotient = with_it[1] / max(alone[1], other[1])
                 ratios = with_it[1] / alone[1], with_it[1] / other[1]
                 figures = (*alone, *other, *with_it, *ratios, *memory(process))
                 print("%-16s %8.2f %8.2f %8.2f %8.2f %8.2f %8.2f %6.2f %6.2f %d, %d" % (name, *figures), flush=True)
-                if quotient <= most:
+                if quotient <= options.most:
                     break
             worst = max(worst, quotient)
     return worst, wrong
 
 
 def phases(name, targets, port, seconds, rounds, wrong):
-    """Return the medians of (p50, p99) of honest requests at `port` while each target is attacked in turn."""
+    """Return the medians of (p50, p99) of honest requests at `port` while each target (None: nothing) is attacked."""
+    import numpy as np  # the processes of attacks begin sooner without it
+
     names = list(ATTACKS) if name == "all" else [name]
     found = [[] for _ in targets]
     for _ in range(rounds):
@@ -327,12 +330,13 @@ def main():
     parser.add_argument("--attacks", nargs="*", choices=[*ATTACKS, "all"], default=[*ATTACKS, "all"])
     parser.add_argument("--most", type=float, default=float("inf"))
     parser.add_argument("--tries", type=int, default=1)
+    parser.add_argument("--one-server", action="store_true", help="attack no second server")
     parser.add_argument("--attack", choices=ATTACKS, help=argparse.SUPPRESS)
     parser.add_argument("--port", type=int, help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.attack:
         attack([options.attack], options.port)
-    worst, wrong = measure(options.attacks, options.seconds, options.rounds, options.most, options.tries)
+    worst, wrong = measure(options)
     print("largest p99 under attack, divided by the larger p99 of the other phases: %.2f" % worst)
     print("honest requests without an answer: %s" % (wrong or 0))
     sys.exit(worst > options.most or bool(wrong))

@@ -23,6 +23,7 @@ from jax._src.interpreters import mlir
 import jfluid as fluid
 from jfluid import flags, processes
 from tests import executed_operators, file_order, renewed_tables, slow_tests
+from tests.dynamic_shapes.interpreted import numpy_steps
 
 # XLA has not read its flags yet, and ends the process where it does not know one. Processes of tests, and workers,
 # have them too.
@@ -163,6 +164,13 @@ def no_heartbeats_left():
         end = end or time.monotonic() + 5
         assert time.monotonic() < end, f"{len(left)} heartbeats run: close or leave the clients of parameter servers"
         time.sleep(0.02)
+
+
+@pytest.fixture(scope="module")
+def interpreted_steps():
+    """NumPy interprets the steps of a module that is not about how steps are computed: XLA takes half of the time."""
+    with numpy_steps():
+        yield
 
 
 @pytest.fixture

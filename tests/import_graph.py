@@ -6,6 +6,7 @@ count too.
 
 import ast
 import functools
+import gc
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
@@ -50,7 +51,12 @@ LAYERS = (
 @functools.cache
 def syntax(path: Path) -> ast.Module:
     """The syntax tree of a file."""
-    return ast.parse(path.read_text())
+    gc.disable()  # the collector would walk through all trees again and again
+    try:
+        return ast.parse(path.read_text())
+    finally:
+        gc.freeze()
+        gc.enable()
 
 
 @functools.cache

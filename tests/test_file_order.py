@@ -59,7 +59,7 @@ def pytest_configure(config):
 
 
 @pytest.mark.process
-@pytest.mark.parametrize("workers", ["1", "2"])
+@pytest.mark.parametrize("workers", [pytest.param("1", marks=pytest.mark.nightly), "2"])
 def test_a_crash_fails_one_test(workers, tmp_path):
     """The scheduler of xdist 3.8 would run the test again, or wait for ever."""
     folder = tmp_path / "tests"

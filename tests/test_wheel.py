@@ -66,6 +66,7 @@ def commands(built, tmp_path_factory):
         "-q",
         "--no-deps",
         "--no-index",
+        "--no-compile",
     ]
     run([*install, built])
     (packages,) = (folder / "lib").glob("python3.*/site-packages")
@@ -85,7 +86,7 @@ def run(command, **options):
 
 
 def test_jfluid_is_the_wheels(commands, tmp_path):
-    text = "import jfluid, jax; print(jfluid.__file__)"
+    text = "import jfluid; print(jfluid.__file__)"
     assert str(commands.parent) in run([commands / "python", "-c", text], cwd=tmp_path)
     assert "jfluid" in run([commands / "jfluid", "--version"], cwd=tmp_path)
 
@@ -128,7 +129,7 @@ def test_a_script_runs_as_it_is(commands, tmp_path):
 
 
 def test_the_server_answers(commands, tmp_path):
-    command = [str(commands / "jfluid"), "serve", str(GOLDEN), "--port", "0", "--max-batch", "2"]
+    command = [str(commands / "jfluid"), "serve", str(GOLDEN), "--port", "0", "--max-batch", "1"]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=tmp_path, env=clean())
     try:
         address = process.stdout.readline().split(" at ")[1].strip()

@@ -14,6 +14,8 @@ from jfluid.exports import onnx_model, stablehlo
 from jfluid.serving import service
 from jfluid.serving.requests import RequestLimits
 
+pytestmark = pytest.mark.usefixtures("interpreted_steps")
+
 GOLDEN = Path(__file__).parents[1] / "golden" / "models" / "separate"
 layers = fluid.layers
 

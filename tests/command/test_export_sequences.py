@@ -12,6 +12,8 @@ from jfluid.exports.model import LoadedModel
 from jfluid.exports.sequences import Sequences
 from tests.command.test_serve_sequences import saved
 
+pytestmark = pytest.mark.usefixtures("interpreted_steps")
+
 layers = fluid.layers
 
 
@@ -41,7 +43,11 @@ def loaded(folder, build):
     return LoadedModel(saved(folder, build))
 
 
-@pytest.mark.parametrize("build, batch", [(clicks, None), (recurrent, 3), (convolved, 3)])
+@pytest.mark.parametrize(
+    "build, batch",
+    # the form of `recurrent` is tested below
+    [(clicks, None), pytest.param(recurrent, 3, marks=pytest.mark.nightly), (convolved, 3)],
+)
 def test_sequences_are_exported_in_padded_form(build, batch, tmp_path):
     model = loaded(tmp_path, build)
     for write in (stablehlo.to_jax_artifact, stablehlo.to_stablehlo):

@@ -32,6 +32,8 @@ from jfluid.serving.room import Room
 from tests.command.test_serve import asked, served
 from tests.fuzz.harness import fuzzed
 
+pytestmark = pytest.mark.usefixtures("interpreted_steps")
+
 DEADLINE = 120  # seconds
 
 
@@ -196,7 +198,7 @@ def test_a_large_request_runs_in_pieces(address, model):
 def strict(model):
     """An address where little may be waited for."""
     limits = RequestLimits(bytes=4 << 20, held=6 << 20, connections=20, seconds=1.5)
-    with served({"m": model}, limits=limits) as found:
+    with served({"m": model}, limits=limits, largest=256) as found:
         yield found
 
 

@@ -12,13 +12,18 @@ BENCHMARK = Path(__file__).parents[2] / "benchmarks" / "serving.py"
 
 @pytest.mark.process
 @pytest.mark.parametrize(
-    ("seconds", "most"), [("1", "30"), pytest.param("4", "2", marks=pytest.mark.nightly)], ids=["short", "long"]
+    "options",
+    [
+        ["--seconds", "1", "--most", "30", "--one-server"],
+        pytest.param(["--seconds", "4", "--most", "2"], marks=pytest.mark.nightly),
+    ],
+    ids=["short", "long"],
 )
-def test_honest_clients_are_answered_while_others_attack(seconds, most):
+def test_honest_clients_are_answered_while_others_attack(options):
     # All nine attacks at once; several tries, since further tests take the processor in some phases. A server that
     # waits for an attack answers after seconds: hundreds of times later.
-    command = [sys.executable, str(BENCHMARK), "--seconds", seconds, "--rounds", "1", "--attacks", "all"]
-    done = subprocess.run([*command, "--most", most, "--tries", "6"], capture_output=True, text=True, timeout=900)
+    command = [sys.executable, str(BENCHMARK), *options, "--rounds", "1", "--attacks", "all", "--tries", "6"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=900)
     assert done.returncode == 0, done.stdout + done.stderr
     assert "honest requests without an answer: 0" in done.stdout
     memory = [int(peak) for peak in re.findall(r", (\d+)$", done.stdout, re.MULTILINE)]

@@ -22,6 +22,8 @@ from jfluid.serving.requests import RequestLimits
 from jfluid.serving.service import ModelService, Resources
 from tests.command.test_serve import GOLDEN, OUTPUT, asked, images, served
 
+pytestmark = pytest.mark.usefixtures("interpreted_steps")
+
 SCALED = "scaled"
 
 
@@ -191,7 +193,7 @@ def test_versions_are_loaded_without_a_lost_request(tmp_path):
         "0",
         "--access-log",
         "--max-batch",
-        "4",
+        "2",
     ]
     with open(tmp_path / "log", "w") as log:
         process = subprocess.Popen(arguments, stdout=subprocess.PIPE, stderr=log, text=True)
@@ -201,10 +203,10 @@ def test_versions_are_loaded_without_a_lost_request(tmp_path):
         wait(lambda: asked(f"{address}/health")[0] == 200)
 
         def client():
-            while not ending.is_set():
+            while not ending.wait(0.02):
                 answers.append(ask(address, "/models/m/predict"))
 
-        clients = [threading.Thread(target=client) for _ in range(3)]
+        clients = [threading.Thread(target=client) for _ in range(2)]
         for thread in clients:
             thread.start()
 

@@ -12,6 +12,8 @@ from jfluid.exports.sequences import Sequences
 from jfluid.serving.requests import NPZ, RequestLimits
 from tests.command.test_serve import asked, served
 
+pytestmark = pytest.mark.usefixtures("interpreted_steps")
+
 HEIGHT = 50
 IDS = [[3, 1], [7], [2, 2, 49]]
 ROWS, OFFSETS = np.array([[i] for ids in IDS for i in ids]), [0, 2, 3, 6]

@@ -13,6 +13,7 @@ from jfluid.exports.model import LoadedModel
 from tests.command.test_serve import asked, served
 from tests.distributed.job import Job, batch, batches, click_model, clicks, net
 from tests.distributed.test_loaded_models import model, save
+from tests.dynamic_shapes.interpreted import interpreted
 from tests.dynamic_shapes.test_placements import compilations
 from tests.ps_server import job as table_servers
 from tests.ps_server.job import TABLE, TOKEN
@@ -97,11 +98,11 @@ def test_sequences_of_remote_rows_are_compiled_for_few_sizes(tmp_path):
         served, local = LoadedModel(str(tmp_path), servers=job.endpoints), LoadedModel(str(tmp_path))
         for seed in range(6):
             served.run(served.sample(4, seed, 6))
-        feeds = [served.sample(4, seed, 6) for seed in range(6, 26)]
+        feeds = [served.sample(4, seed, 6) for seed in range(6, 16)]
         with compilations() as compiled:
             found = [served.run(feed)[0] for feed in feeds]
         served.close()
-    assert np.allclose(found, [local.run(feed)[0] for feed in feeds], atol=1e-6)
+    assert np.allclose(found, [interpreted(local.run, feed)[0] for feed in feeds], atol=1e-6)
     assert len(compiled) < 8
 
 

@@ -7,8 +7,6 @@ import json
 import os
 import pickle
 import re
-import subprocess
-import sys
 import tarfile
 import threading
 from pathlib import Path
@@ -20,6 +18,7 @@ import jfluid.compat.dataset as package
 from jfluid.compat import text
 from jfluid.compat.dataset import archives, common, conll05, image, mnist, mq2007, uci_housing
 from jfluid.errors import DataError, DownloadError, UnsupportedError
+from tests import forked
 from tests.parity import dataset_files
 
 GONE = "http://127.0.0.1:9/data/some.tgz"  # nothing listens on the discard port
@@ -389,13 +388,8 @@ try:
 except RuntimeError as e:
     print(e)
 """)
-    result = subprocess.run(
-        [sys.executable, "-m", "jfluid", str(script)],
-        cwd=tmp_path,
-        env=os.environ | {"HOME": str(tmp_path), "PYTHONPATH": os.pathsep.join(sys.path)},
-        capture_output=True,
-        text=True,
-        timeout=200,
+    result = forked.jfluid(
+        ["run", script], tmp_path, os.environ | {"HOME": str(tmp_path), "FLAGS_interpret_first_steps": "1"}
     )
     assert result.stdout.startswith("100 True\n"), result.stdout + result.stderr
     assert f"{tmp_path}/.cache/paddle/dataset/mnist/train-images-idx3-ubyte.gz" in result.stdout

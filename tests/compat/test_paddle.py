@@ -231,6 +231,7 @@ def test_a_script_of_the_launcher_and_what_it_starts(tmp_path, another, monkeypa
     (another / "paddle").rename(tmp_path / "other" / "paddle")
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join(sys.path))
+    monkeypatch.setenv("FLAGS_interpret_first_steps", "1")
     (tmp_path / "train.py").write_text(SCRIPT)
     assert main(["train.py", "--epochs", "1"]) == 0, (tmp_path / "mylog/workerlog.0").read_text()
     said = capfd.readouterr().out

@@ -72,7 +72,7 @@ def read(folder):
 
 
 @fuzzed(20)
-@given(st.lists(LINES, min_size=1, max_size=40), st.lists(LINES, max_size=10))
+@given(st.lists(LINES, min_size=1, max_size=15), st.lists(LINES, max_size=5))
 def test_any_line_is_shown_or_passed_over(tmp_path_factory, own, of_launcher):
     folder = tmp_path_factory.mktemp("record")
     write(folder / "trainer.0.jsonl", *own)

@@ -15,6 +15,7 @@ from jfluid.distributed import checkpoint
 from jfluid.ps_server import snapshot
 from tests.distributed.job import VOCABULARY, Job, alone, batch, batches, net, parameters, programs
 from tests.failing_disk import Disk, Killed, left_in
+from tests.slow_tests import nightly_but
 
 KINDS = ["dense", "sparse", "distributed"]
 
@@ -39,7 +40,7 @@ def trained(tmp_path_factory):
     ("kind", "optimizer"),
     [
         ("dense", "decay"),
-        ("sparse", "adam"),
+        pytest.param("sparse", "adam", marks=pytest.mark.nightly),
         ("sparse", "momentum"),
     ],
 )
@@ -53,9 +54,9 @@ def test_one_process_goes_on(kind, optimizer, trained):
 @pytest.mark.parametrize(
     ("kind", "optimizer", "servers"),
     [
-        ("dense", "decay", 3),
+        pytest.param("dense", "decay", 3, marks=pytest.mark.nightly),
         ("sparse", "momentum", 1),
-        ("sparse", "adam", 3),
+        pytest.param("sparse", "adam", 3, marks=pytest.mark.nightly),
         ("sparse", "lamb", 3),
         ("distributed", "decayed", 3),
     ],
@@ -84,7 +85,7 @@ def test_asynchronous_schedules_go_on(trained):
         np.testing.assert_allclose(job.steps(batches(5, 9)), wanted, rtol=1e-5)
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", nightly_but(("dense", "distributed"), KINDS))
 def test_inference_model(kind, tmp_path):
     with Job(net(kind, "adam"), 2) as job:
         job.begin()
@@ -123,8 +124,12 @@ def loaded(folder):
     return parameters(main, scope)
 
 
-def test_a_save_is_killed(tmp_path):
-    """At any step of the trainer that saves: variables and rows of tables are those of one save."""
+@pytest.mark.parametrize("stride", [4, pytest.param(1, marks=pytest.mark.nightly)])
+def test_a_save_is_killed(stride, tmp_path):
+    """At any step of the trainer that saves: variables and rows of tables are those of one save.
+
+    tests/files/test_file_sets.py kills savers of one process at each step.
+    """
     with Job(net("distributed", "sgd"), 2) as job:
         job.begin()
         wanted = []
@@ -133,7 +138,7 @@ def test_a_save_is_killed(tmp_path):
             wanted.append(loaded(job.save(tmp_path / name)))
         shutil.rmtree(tmp_path / "new")
         seen = []
-        for last in itertools.count():
+        for last in itertools.count(0, stride):
             folder = shutil.copytree(tmp_path / "old", tmp_path / str(last))
             with pytest.MonkeyPatch.context() as patch, contextlib.suppress(Killed):
                 disk = Disk(patch, last)

@@ -62,7 +62,7 @@ def trained(build, devices, trainers, feeds, every, **settings):
     "optimizer, settings",
     [
         ("sgd", {}),
-        ("adam", {}),
+        pytest.param("adam", {}, marks=pytest.mark.nightly),
         ("momentum", {"reduce_strategy": fluid.BuildStrategy.ReduceStrategy.Reduce}),
     ],
 )
@@ -127,7 +127,7 @@ class ByFormula:
         self._coming = {}
 
 
-@pytest.mark.parametrize("every, devices", [(1, 2), (2, 2), (2, None)])
+@pytest.mark.parametrize("every, devices", [(1, 2), pytest.param(2, 2, marks=pytest.mark.nightly), (2, None)])
 def test_trainers_go_by_the_formula(every, devices):
     build, feeds, at_servers = net("sparse", "momentum"), batches(9), {}
     trainers = [ByFormula(build, 2, at_servers) for _ in range(2)]

@@ -44,7 +44,7 @@ def snapshots_wanted(monkeypatch, tmp_path):
     monkeypatch.setenv("JFLUID_PS_SNAPSHOT_FOLDER", str(tmp_path))
 
 
-@pytest.mark.parametrize("servers", [1, 2])
+@pytest.mark.parametrize("servers", [pytest.param(1, marks=pytest.mark.nightly), 2])
 def test_a_trainer_goes_on_as_if_nothing_had_happened(servers, snapshots_wanted, monkeypatch, tmp_path):
     feeds = batches(STEPS)
     with Job(net("sparse", "adam", own_state=True), servers=servers) as job:

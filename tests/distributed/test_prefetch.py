@@ -18,11 +18,11 @@ from jfluid.distributed.trainer.training import Trainer
 from jfluid.distributed.wire import connections, pending_exchange
 from jfluid.ps_server.client import Client
 from tests.distributed.job import click_model, clicks, parameters, trainer_of
-from tests.distributed.test_readers import a_dataset
+from tests.distributed.test_readers import STEPS, a_dataset
 from tests.distributed.test_replicas import assert_same
 
 MODEL = functools.partial(click_model, functools.partial(fluid.optimizer.Adam, 0.02), True)
-STEPS, HALF_ASYNC, SYNC = 6, 2, 0
+HALF_ASYNC, SYNC = 2, 0
 
 
 def noting(name, method, found):
@@ -66,7 +66,7 @@ def test_depth_0_is_no_overlap(tmp_path, calls):
         np.testing.assert_array_equal(mine, other)
 
 
-@pytest.mark.parametrize("depth", [1, 2])
+@pytest.mark.parametrize("depth", [pytest.param(1, marks=pytest.mark.nightly), 2])
 def test_rows_are_pulled_ahead(depth, tmp_path, calls, monkeypatch):
     exchange, ahead = Client.exchange, []
 

@@ -22,7 +22,7 @@ from tests.distributed.job import (
 from tests.distributed.test_replicas import assert_same, in_replicas, joined
 
 MODEL = functools.partial(click_model, functools.partial(fluid.optimizer.Adam, 0.02), True)
-STEPS = 6
+STEPS = 4
 
 
 def as_rows(feed):
@@ -81,7 +81,8 @@ def a_dataset(data, folder):
     return dataset
 
 
-@pytest.mark.parametrize("replicas", [None, 2])
+# test_prefetch.py reads a dataset on one device
+@pytest.mark.parametrize("replicas", [pytest.param(None, marks=pytest.mark.nightly), 2])
 def test_dataset(replicas, fed, tmp_path):
     with trainer_of(MODEL) as (executor, program, (loss, _, data, _)):
         dataset = a_dataset(data, tmp_path)
@@ -90,7 +91,7 @@ def test_dataset(replicas, fed, tmp_path):
         assert_same(([0.0], parameters(program)), ([0.0], fed[1]))
 
 
-@pytest.mark.parametrize("replicas", [1, 2])
+@pytest.mark.parametrize("replicas", [pytest.param(1, marks=pytest.mark.nightly), 2])
 def test_loader(replicas, fed):
     with trainer_of(functools.partial(MODEL, read=True)) as (
         executor,

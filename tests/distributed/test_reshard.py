@@ -21,13 +21,13 @@ from tests.distributed.job import Job, batches, net, transpile
 
 TOKEN = "0123456789-token-of-the-tests"
 CASES = [
-    ("sparse", "decay", 3, 2, {}, {"smallest": 16}),
+    pytest.param("sparse", "decay", 3, 2, {}, {"smallest": 16}, marks=pytest.mark.nightly),
     ("distributed", "decay", 2, 1, {}, {}),
-    # before each change `test_checkpoint.py` goes on with lamb on other servers
+    # before each change `test_checkpoint.py` goes on with lamb, and with asynchronous schedules, on other servers
     pytest.param("sparse", "lamb", 1, 2, {}, {}, marks=pytest.mark.nightly),
     ("sparse", "decayed", 2, 3, {"slice_var_up": False}, {"split_method": HashName}),
     ("dense", "adam", 3, 2, {"enable_dc_asgd": True, "sync": False}, {"sync": False}),
-    ("sparse", "decay", 2, 3, {"sync": False}, {"sync": False}),
+    pytest.param("sparse", "decay", 2, 3, {"sync": False}, {"sync": False}, marks=pytest.mark.nightly),
 ]
 
 

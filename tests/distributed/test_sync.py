@@ -8,9 +8,11 @@ from jfluid import layers
 from jfluid.distributed.trainer.communicator import Communicator
 from jfluid.transpiler.config import DistributedMode
 from tests.distributed.job import Job, alone, batches, net, numbers
+from tests.slow_tests import nightly_but
 
-FEEDS = batches(12)
-# Each table with each placement of pieces, one to three servers, two and three trainers.
+FEEDS = batches(6)
+# Each table with each placement of pieces, one to three servers, two and three trainers; before each change each of
+# these once.
 CASES = [
     ("sgd", "distributed", True, 3, 2),
     ("momentum", "dense", False, 2, 3),
@@ -21,8 +23,9 @@ CASES = [
 ]
 
 
-@pytest.mark.parametrize(("optimizer", "kind", "sliced", "servers", "trainers"), CASES)
-def test_trainers_equal_one(optimizer, kind, sliced, servers, trainers):
+@pytest.mark.parametrize("case", nightly_but(CASES[:3], CASES), ids=lambda case: "-".join(map(str, case)))
+def test_trainers_equal_one(case):
+    optimizer, kind, sliced, servers, trainers = case
     with Job(net(kind, optimizer), servers, trainers, slice_var_up=sliced) as job:
         job.begin()
         losses = job.steps(FEEDS)
@@ -37,7 +40,9 @@ def check(losses, found, kind, optimizer):
         np.testing.assert_allclose(found[name], value, rtol=1e-4, atol=1e-6, err_msg=name)
 
 
-@pytest.mark.parametrize(("optimizer", "kind"), [("decay", "distributed"), ("adagrad", "sparse")])
+@pytest.mark.parametrize(
+    ("optimizer", "kind"), [("decay", "distributed"), pytest.param("adagrad", "sparse", marks=pytest.mark.nightly)]
+)
 def test_synchronous_communicators_equal_one(optimizer, kind):
     """What `create_sync_strategy` makes of a program. Its schedule counts a step once, however many
     trainers take it.
@@ -61,7 +66,7 @@ def test_synchronous_communicators_equal_one(optimizer, kind):
     check(losses, found, kind, optimizer)
 
 
-@pytest.mark.parametrize("sparse", [False, True])
+@pytest.mark.parametrize("sparse", [pytest.param(False, marks=pytest.mark.nightly), True])
 def test_a_table_that_is_looked_up_twice_trains_as_alone(sparse):
     def build():
         table = fluid.ParamAttr("table", initializer=numbers(40, 4))

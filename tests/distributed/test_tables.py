@@ -15,8 +15,9 @@ from jfluid.distributed.server.program_store import ProgramBlock, ProgramStore
 from jfluid.distributed.tables.row_updates import UpdateByFunction, UpdateByRule
 from jfluid.ps_server.store import BlockUpdate, Change, RowsUpdate
 from tests.distributed.job import Job, alone, transpile
+from tests.slow_tests import nightly_but
 
-HEIGHT, WIDTH, STEPS = 12, 4, 10
+HEIGHT, WIDTH, STEPS = 12, 4, 6
 L1, L2 = fluid.regularizer.L1Decay, fluid.regularizer.L2Decay
 clip, opt = fluid.clip, fluid.optimizer
 
@@ -110,13 +111,25 @@ ONE_BY_ONE = {
 }
 
 
-@pytest.mark.parametrize("case", ONE_BY_ONE)
+# Before each change: clips, schedules, decay and rates, each with one optimizer. The remaining optimizers are those of
+# tests/ps_server/test_optimizers.py, and of `net` in other tests of this folder.
+KEPT = (
+    "clip by norm, momentum",
+    "scaled schedule",
+    "scaled rate and clip",
+    "L1 of a parameter",
+    "L2, Adamax",
+    "betas as variables",
+)
+
+
+@pytest.mark.parametrize("case", nightly_but(KEPT, ONE_BY_ONE))
 def test_a_job_equals_one_process(case):
     optimizer, attr = ONE_BY_ONE[case]
     assert_same(in_job(net(optimizer, **attr), feeds()), alone(net(optimizer, **attr), feeds()))
 
 
-@pytest.mark.parametrize("case", ["scaled rate and clip", "L1 of a parameter", "L2, Adamax"])
+@pytest.mark.parametrize("case", nightly_but(KEPT[2:5:2], KEPT[2:5]))
 def test_a_distributed_table_equals_one_process_where_all_rows_are_used(case):
     optimizer, attr = ONE_BY_ONE[case]
     one = alone(net(optimizer, constant=True, **attr), feeds(every_row=True))

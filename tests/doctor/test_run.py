@@ -28,7 +28,8 @@ while True:
 
 
 @pytest.fixture
-def script(tmp_path):
+def script(tmp_path, monkeypatch):
+    monkeypatch.setenv("FLAGS_interpret_first_steps", "1")
     (tmp_path / "data.txt").write_text("data")
     (tmp_path / "train.py").write_text(SCRIPT)
     return tmp_path / "train.py"

@@ -18,7 +18,7 @@ from tests.faults.training import assert_same, trained, undisturbed
 
 TOKEN = "0123456789-token-of-the-tests"
 SGD = specs.Sgd(learning_rate=1.0)
-WIDTH, PUSHES, THREADS = 512, 40, 2
+WIDTH, PUSHES, THREADS = 512, 24, 2
 ALL = dict.fromkeys(Fault, 0.08)
 CHANCES = {fault.name.lower(): {fault: 0.3} for fault in Fault} | {"all": ALL}
 

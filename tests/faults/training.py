@@ -6,7 +6,7 @@ import numpy as np
 
 from tests.distributed.job import Job, wide_batch, wide_net
 
-STEPS = 8
+STEPS = 4
 FEEDS = [wide_batch(step) for step in range(STEPS)]
 
 

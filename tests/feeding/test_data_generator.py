@@ -137,6 +137,8 @@ def test_as_a_pipe_command_and_through_a_loader(tmp_path):
     assert found == [[0, 2], [4, 6], [8]]
     exe = fluid.Executor(fluid.CPUPlace())
     double = x * 2
+    (tmp_path / "data.txt").write_text("".join(f"1 {2 * i}\n" for i in range(5)))
+    made.set_pipe_command("cat")
     loader = fluid.io.DataLoader.from_dataset(made, fluid.cpu_places(1), drop_last=True)
     assert [exe.run(feed=feed, fetch_list=[double])[0][:, 0].tolist() for feed in loader] == [
         [0, 4],

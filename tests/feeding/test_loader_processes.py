@@ -10,16 +10,21 @@ import sys
 import time
 from pathlib import Path
 
+import jax
 import numpy as np
 import pytest
 
 import jfluid as fluid
 from jfluid import errors
+from jfluid.compile.runtime import device_feeds
 from jfluid.feeding.worker import Worker
+from tests import forked, forked_members
 
 pytestmark = pytest.mark.process
 PLACE = fluid.CPUPlace()
 ROOT = Path(__file__).parents[2]
+ENVIRONMENT = os.environ | {"FLAGS_interpret_first_steps": "1"}
+SEPARATE = [pytest.param(False, marks=pytest.mark.nightly), True]  # a thread ends with the process of its own accord
 
 
 def wait_until(condition):
@@ -193,13 +198,14 @@ def start(reader="pass", separate=True, steps=3, end=""):
     return subprocess.Popen(
         [sys.executable, "-c", code],
         cwd=ROOT,
+        env=ENVIRONMENT,
         text=True,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
     )
 
 
-@pytest.mark.parametrize("separate", [False, True])
+@pytest.mark.parametrize("separate", SEPARATE)
 def test_ctrl_c_ends_everything(separate):
     with start("time.sleep(1000)", separate, steps=4) as script:
         pid, *_ = [int(script.stdout.readline()) for _ in range(3)]
@@ -224,7 +230,7 @@ print(exe.run(fetch_list=[total])[0][0])"""
     assert out.splitlines()[-1] == "5", err
 
 
-@pytest.mark.parametrize("separate", [False, True])
+@pytest.mark.parametrize("separate", SEPARATE)
 def test_a_process_that_exits_in_an_epoch_exits_cleanly(separate):
     with start("while True: yield np.array([[os.getpid()]]),", separate) as script:
         out, err = script.communicate(timeout=300)
@@ -232,43 +238,40 @@ def test_a_process_that_exits_in_an_epoch_exits_cleanly(separate):
     wait_until(lambda: not separate or not alive(int(out.splitlines()[0])))
 
 
+def waits_for_ever(_):
+    forked_members.main_process()
+    x = fluid.data("x", [None, 1], "int64")
+    loader = fluid.io.DataLoader.from_generator([x], 2, use_multiprocess=True)
+    loader.set_batch_generator(lambda: (time.sleep(1000 * i) or (np.array([[os.getpid()]]),) for i in range(2)), PLACE)
+    for feed in loader():
+        print(*values([feed]), flush=True)
+
+
 def test_the_process_ends_when_the_parent_is_killed():
-    with start("time.sleep(1000)", end="time.sleep(1000)") as script:
-        pid = int(script.stdout.readline())
-        script.kill()
+    script = forked.Popen(waits_for_ever, None, ENVIRONMENT)
+    pid = int(script.stdout.readline())
+    script.kill()
+    script.communicate()
     wait_until(lambda: not alive(pid))
 
 
-TWO_DEVICES = """
-import jax
-jax.config.update("jax_num_cpu_devices", 2)
-import numpy as np
-import jfluid as fluid
-from jfluid.compile.runtime import device_feeds
+def test_each_place_gets_its_batch_and_an_executor_takes_it_from_anywhere(monkeypatch):
+    monkeypatch.setattr(device_feeds, "reads_host_memory", lambda device: False)
 
-device_feeds.reads_host_memory = lambda device: False
+    class Second(fluid.CPUPlace):
+        def device(self):
+            return jax.devices("cpu")[1]
 
-class Second(fluid.CPUPlace):
-    def device(self):
-        return jax.devices("cpu")[1]
-
-x = fluid.data("x", [None, 1], "int64", lod_level=1)
-y = fluid.data("y", [None, 1], "int64")
-sums = fluid.layers.sequence_pool(fluid.layers.cast(x, "float32"), "sum"), fluid.layers.reduce_sum(y)
-loader = fluid.io.DataLoader.from_generator([x, y], 2)
-samples = [([1, 2], 1), ([3], 2), ([4], 3), ([], 4)]
-loader.set_sample_generator(lambda: iter(samples), 2, places=[fluid.CPUPlace(), Second()])
-exe = fluid.Executor(fluid.CPUPlace())
-group, = loader()
-print([feed[n].device_value().devices() if n == "y" else feed[n].device_value().values.devices()
-       for feed in group for n in "xy"])
-print([[np.array(v).ravel().tolist() for v in exe.run(feed=feed, fetch_list=sums)] for feed in group])
-"""
-
-
-def test_each_place_gets_its_batch_and_an_executor_takes_it_from_anywhere():
-    script = subprocess.run([sys.executable, "-c", TWO_DEVICES], cwd=ROOT, text=True, capture_output=True, timeout=300)
-    assert script.stderr == ""
-    devices, sums = script.stdout.splitlines()
-    assert devices == "[{CpuDevice(id=0)}, {CpuDevice(id=0)}, {CpuDevice(id=1)}, {CpuDevice(id=1)}]"
-    assert sums == "[[[3.0, 3.0], [3]], [[4.0, 0.0], [7]]]"
+    places = [PLACE, Second()]
+    x, y = fluid.data("x", [None, 1], "int64", lod_level=1), fluid.data("y", [None, 1], "int64")
+    sums = [fluid.layers.sequence_pool(fluid.layers.cast(x, "float32"), "sum"), fluid.layers.reduce_sum(y)]
+    loader = fluid.io.DataLoader.from_generator([x, y], 2)
+    samples = [([1, 2], 1), ([3], 2), ([4], 3), ([], 4)]
+    loader.set_sample_generator(lambda: iter(samples), 2, places=places)
+    ((first, second),) = loader()
+    for feed, place in ((first, places[0]), (second, places[1])):
+        held = feed["x"].device_value().values.devices() | feed["y"].device_value().devices()
+        assert held == {place.device()}
+    exe = fluid.Executor(PLACE)
+    found = [[np.array(v).ravel().tolist() for v in exe.run(feed=f, fetch_list=sums)] for f in (first, second)]
+    assert found == [[[3, 3], [3]], [[4, 0], [7]]]

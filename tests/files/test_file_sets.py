@@ -26,7 +26,7 @@ def net():
     main, start = fluid.Program(), fluid.Program()
     with fluid.program_guard(main, start), fluid.unique_name.guard():
         x = fluid.data("x", [None, 2])
-        out = fluid.layers.fc(fluid.layers.fc(x, 3, param_attr="encoder/w"), 2, bias_attr="encoder/b")
+        out = fluid.layers.fc(x, 2, param_attr="encoder/w", bias_attr="encoder/b")
         fluid.optimizer.Momentum(0.1, 0.9).minimize(fluid.layers.mean(out))
     exe = fluid.Executor(fluid.CPUPlace())
     exe.run(start)

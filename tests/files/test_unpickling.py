@@ -17,7 +17,7 @@ from tests.hostile_pickles import HEAD, hostile
 from tests.measured import call_within
 
 Ordered = collections.OrderedDict
-HOSTILE = hostile(100_000)
+HOSTILE = hostile(30_000)
 
 
 @pytest.mark.parametrize("name", HOSTILE)
@@ -123,10 +123,10 @@ def test_what_python_2_writes_is_read():
 
 
 def test_many_arrays_are_no_bomb():
-    many = {f"fc_{i}.w_0_beta1_pow_acc_0": np.ones(1, "float32") for i in range(5000)}
-    for protocol in (2, 3, 4):
+    many = {f"fc_{i}.w_0_beta1_pow_acc_0": np.ones(1, "float32") for i in range(4500)}
+    for protocol in (2, 4):
         data = pickle.dumps(many, protocol)
-        assert len(data) > 1 << 18 and len(unpickling.load(data)) == 5000
+        assert len(data) > 1 << 18 and len(unpickling.load(data)) == 4500
 
 
 def test_time_grows_with_size():
@@ -144,4 +144,4 @@ def test_time_grows_with_size():
             best.append(time.thread_time() - started)
         return min(best)
 
-    assert seconds(3200) < 16 * 4 * seconds(200)
+    assert seconds(1600) < 16 * 4 * seconds(100)

@@ -48,6 +48,8 @@ from tests.parity.fleet_parameter_server import (
     run,
 )
 
+pytestmark = pytest.mark.usefixtures("interpreted_steps")
+
 GOLDEN = json.loads((Path(__file__).parents[1] / "golden" / "fleet_parameter_server.json").read_text())
 STRATEGIES = (SyncStrategy, HalfAsyncStrategy, AsyncStrategy, GeoStrategy)
 IN_STEP = "synchronous and half-asynchronous trainers send the gradients of each step"

@@ -30,8 +30,8 @@ def two_cpus():
 def test_it_checks_and_writes_a_report(monkeypatch, tmp_path, capsys):
     """All sections but the jobs, with one or two of everything."""
     monkeypatch.setattr(command, "QUICK_MINUTES", 1e6)  # however busy the machine is
-    monkeypatch.setattr(operators, "QUICK_EVERY_ON_CPUS", 60)
-    monkeypatch.setattr(goldens, "_QUICK", ("fit_a_line", "cond"))
+    monkeypatch.setattr(operators, "QUICK_EVERY_ON_CPUS", 200)
+    monkeypatch.setattr(goldens, "_QUICK", ("fit_a_line",))
     monkeypatch.setattr(goldens, "_QUICK_EAGER", ("word2vec",))
     monkeypatch.setattr(structure, "PROGRAMS", (structure.arrays,))
     monkeypatch.setattr(speed, "QUICK", 1)

@@ -34,7 +34,7 @@ print(json.dumps({
 def run(code, **variables):
     # Without what makes coverage measure processes that tests start.
     environment = {name: value for name, value in os.environ.items() if not name.startswith("COV")} | variables
-    environment["PYTHONPATH"] = os.pathsep.join(sys.path)
+    environment |= {"PYTHONPATH": os.pathsep.join(sys.path), "FLAGS_interpret_first_steps": "1"}
     return subprocess.run(
         [sys.executable, "-c", code],
         env=environment,
@@ -112,7 +112,7 @@ def test_what_is_used_first_is_imported_then():
     ]
 
 
-@pytest.mark.parametrize("name", ["io", "executor"])
+@pytest.mark.parametrize("name", [pytest.param("io", marks=pytest.mark.nightly), "executor"])
 def test_whatever_is_used_first_comes_after_the_layers(name):
     """So threads that are the first to use names at one time import in one order: from two ends each
     would find a module that the other has half imported.

@@ -2,7 +2,6 @@
 is taken for another program's, or another executor's."""
 
 import gc
-import subprocess
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -19,7 +18,9 @@ from jfluid.distributed.wire import connections
 from jfluid.ir.operator import OpRole
 from jfluid.ps_server.store import BlockUpdate, Change
 from tests.distributed.job import Job, transpile
-from tests.launch_case import COMMAND, ENVIRONMENT, LIMIT
+from tests.launch_case import launched
+
+pytestmark = pytest.mark.usefixtures("interpreted_steps")
 
 X = np.ones((4, 64), "float32")
 
@@ -292,8 +293,7 @@ np.save(f"draws.{build.trainer_id}.npy", found)
 @pytest.mark.process
 def test_a_seed_that_is_changed_takes_effect_across_processes(folder):
     Path("train.py").write_text(PROCESS)
-    command = [*COMMAND, "--cpus", "2", "train.py"]
-    done = subprocess.run(command, env=ENVIRONMENT, capture_output=True, text=True, timeout=3 * LIMIT)
+    done = launched("--cpus", 2, "train.py", forks=True)
     assert done.returncode == 0, done.stdout + done.stderr
     for rank in range(2):
         ones, changed, twos = np.load(f"draws.{rank}.npy").reshape(3, 2, -1)

@@ -303,7 +303,7 @@ def train_rare(job, ends, rounds):
     steps between which `ends` is called."""
     client, random = job.client(), np.random.default_rng(0)
     client.create([RARE])
-    for number in range(12):
+    for number in range(8):
         ids = random.integers(0, 20, 8)
         client.pull({"rare": ids})
         ends(number)
@@ -311,7 +311,7 @@ def train_rare(job, ends, rounds):
         if number % 5 == 4:
             job.snapshot()
     client.shrink("rare", 3)
-    ends(12)
+    ends(8)
     return client.look_up("rare", np.arange(20)), client.status()[0].tables["rare"].waiting
 
 

@@ -4,9 +4,8 @@ import errno
 import fcntl
 import json
 import os
-import subprocess
-import sys
 import threading
+import time
 
 import pytest
 
@@ -15,6 +14,7 @@ from jfluid.distributed.server.snapshot_writers import ServerSnapshots
 from jfluid.ps_server import snapshot, specs
 from jfluid.ps_server.store import Store
 from jfluid.security import snapshot_owner
+from tests import forked
 
 FIRST, SECOND = "the-secret-of-the-first-job", "the-secret-of-the-second-job"
 
@@ -59,27 +59,22 @@ def test_a_second_job_is_refused_and_names_the_first(tmp_path):
     assert (folder / "owner").stat().st_mode & 0o777 == 0o600
 
 
+def hold(folder):
+    with claimed(folder, FIRST):
+        print("claimed", flush=True)
+        time.sleep(1000)
+
+
 @pytest.mark.process
 def test_a_killed_server_has_no_folder(tmp_path):
-    holds = f"""
-import time
-from pathlib import Path
-from tests.ps_server.test_snapshot_owner import FIRST, claimed
-with claimed(Path({str(tmp_path)!r}), FIRST):
-    print("claimed", flush=True)
-    time.sleep(1000)
-"""
-    with subprocess.Popen(
-        [sys.executable, "-c", holds],
-        stdout=subprocess.PIPE,
-        text=True,
-        env=os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)},
-    ) as server:
-        assert server.stdout.readline() == "claimed\n"
+    server, (printed,) = forked.start(hold, tmp_path, os.environ)
+    with printed:
+        assert printed.readline() == "claimed\n"
         match = f"process {server.pid} "
         with pytest.raises(errors.ServerError, match=match), claimed(tmp_path, SECOND):
             pass
         server.kill()
+        server.join()
     with claimed(tmp_path, FIRST, restarted=True, earlier="") as job:
         assert job == snapshot_owner.mark_of(FIRST)
 

@@ -268,7 +268,7 @@ def check(examples, **more):
     )
 
 
-@pytest.mark.parametrize("examples", [12, pytest.param(60, marks=pytest.mark.nightly)])
+@pytest.mark.parametrize("examples", [5, pytest.param(60, marks=pytest.mark.nightly)])
 def test_every_acknowledged_call_is_applied_once(examples):
     check(examples=examples, derandomize=True, database=None)
 

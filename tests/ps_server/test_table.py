@@ -279,7 +279,7 @@ def test_entry_by_count():
 
 
 def test_entry_by_probability_depends_on_the_seed_only():
-    ids = np.arange(20_000)
+    ids = np.arange(5_000)
     tables = [table(entry=specs.ProbabilityEntry(probability=0.25), shards=shards, seed=1) for shards in (2, 64)]
     for part in np.array_split(ids, 3):
         tables[0].look_up(part)

@@ -14,7 +14,7 @@ from tests.measured import call_within
 
 TABLE = specs.TableSpec(name="t", width=2, optimizer=specs.Sgd(learning_rate=1))
 BLOCK = specs.BlockSpec(name="w", shape=(2,), optimizer=specs.Sgd(learning_rate=1))
-COUNT = 300_000
+COUNT = 100_000
 
 
 def part(number, data):

@@ -7,6 +7,8 @@ import pytest
 import jfluid as fluid
 from jfluid import layers
 
+pytestmark = pytest.mark.usefixtures("interpreted_steps")
+
 
 def test_the_distributed_table_of_a_program():
     found = importlib.import_module("jfluid.distribute_lookup_table")

@@ -28,6 +28,8 @@ from tests.parity.parameter_server import (
 )
 from tests.slow_tests import nightly_but
 
+pytestmark = pytest.mark.usefixtures("interpreted_steps")
+
 GOLDEN = json.loads((Path(__file__).parents[1] / "golden" / "parameter_server.json").read_text())
 FIRST, SECOND = ENDPOINTS
 
@@ -257,7 +259,7 @@ class Last(PSDispatcher):
         return [self.eps[-1] for _ in varlist]
 
 
-@pytest.mark.parametrize("name", nightly_but(("momentum", "adam", "lamb", "clip by norm"), OPTIMIZERS))
+@pytest.mark.parametrize("name", nightly_but(("adam", "lamb", "clip by norm"), OPTIMIZERS))
 def test_trainers_with_servers_equal_one_trainer(name):
     want, found = train(OPTIMIZERS[name])
     for param, value in want.items():
@@ -269,7 +271,7 @@ def test_trainers_with_servers_equal_one_trainer(name):
     [
         {"slice_var_up": False},
         {"split_method": Last},
-        {"split_method": HashName},
+        pytest.param({"split_method": HashName}, marks=pytest.mark.nightly),  # the tests below hold where it puts what
         {"trainers": 1},
         {"trainers": 3, "servers": [*ENDPOINTS, "127.0.0.1:6172"]},
     ],
@@ -332,7 +334,8 @@ def test_programs_are_printed_and_saved(strategy):
     ]
     for program in programs:
         assert structure(fluid.Program.parse_from_string(program.serialize_to_string())) == structure(program)
-        assert all(op.type in str(program) for block in program.blocks for op in block.ops)
+        text = str(program)
+        assert all(op.type in text for block in program.blocks for op in block.ops)
 
 
 def test_programs_may_be_asked_for_in_any_order():
