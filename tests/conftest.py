@@ -23,6 +23,7 @@ from jax._src.interpreters import mlir
 import jfluid as fluid
 from jfluid import flags, processes
 from tests import executed_operators, file_order, renewed_tables, slow_tests
+from tests.dynamic_shapes.interpreted import interpreting
 
 # XLA has not read its flags yet, and ends the process where it does not know one. Processes of tests, and workers,
 # have them too.
@@ -163,6 +164,15 @@ def no_heartbeats_left():
         end = end or time.monotonic() + 5
         assert time.monotonic() < end, f"{len(left)} heartbeats run: close or leave the clients of parameter servers"
         time.sleep(0.02)
+
+
+@pytest.fixture
+def interpreted_steps():
+    """NumPy runs the steps of the test, which are traced and not compiled: for what an operator or a program computes.
+    `tests/compile/test_recorded_cases.py` holds what NumPy gives against what XLA's code gives.
+    """
+    with interpreting():
+        yield
 
 
 @pytest.fixture
