@@ -78,6 +78,11 @@ def net():
     }
 
 
+@pytest.fixture(autouse=True, scope="module")
+def steps_by_numpy():
+    """Steps are compiled: NumPy takes longer for the loops of suppression."""
+
+
 @pytest.fixture(scope="module")
 def found():
     """The values of two steps with sampling at random."""

@@ -21,9 +21,13 @@ TOLERANCE = {"digits_conv": 1e-3, "vgg": 1e-3, "resnet": 1e-3}
 OPTIMISED = ("digits_mlp", "digits_conv", "word2vec")
 
 
+# Before each change tests/examples/test_gallery.py trains resnet and deepfm, tests/optimizer each optimizer.
+AT_NIGHT = ("vgg", "wide_and_deep", "deepfm")
+
+
 def case(build):
     name = build.__name__
-    marks = [pytest.mark.optimised] * (name in OPTIMISED)
+    marks = [pytest.mark.optimised] * (name in OPTIMISED) + [pytest.mark.nightly] * (name in AT_NIGHT)
     return pytest.param(build, id=name, marks=marks)
 
 
