@@ -17,7 +17,7 @@ ROWS = np.random.RandomState(0).randn(8, WIDTH).astype("float32")
 LOD = [0, 3, 8]
 
 
-# Before each change tests/fuzz/test_lod.py compares what compiled steps refuse with what NumPy's steps refuse.
+# Before each change `test_compiled_steps_refuse_the_same` compiles.
 @pytest.fixture(
     autouse=True, params=[pytest.param(True, id="kernels", marks=pytest.mark.nightly), pytest.param(False, id="NumPy")]
 )
@@ -359,6 +359,12 @@ def test_what_does_not_fit_is_named_and_what_fits_runs(name):
             run(changed)
         assert f'made at: File "{__file__}", line' in str(caught.value)
     run({})
+
+
+@pytest.mark.parametrize("name", ["lod_reset", "sequence_slice", "warpctc"])
+def test_compiled_steps_refuse_the_same(name):
+    fluid.set_flags({"FLAGS_interpret_first_steps": False, "FLAGS_cpu_kernels": True})
+    test_what_does_not_fit_is_named_and_what_fits_runs(name)
 
 
 @pytest.mark.parametrize("offsets", [[], [0]])
