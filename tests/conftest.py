@@ -23,7 +23,7 @@ from jax._src.interpreters import mlir
 import jfluid as fluid
 from jfluid import flags, processes
 from tests import executed_operators, file_order, renewed_tables, slow_tests
-from tests.dynamic_shapes.interpreted import numpy_steps
+from tests.dynamic_shapes.interpreted import interpreting
 
 # XLA has not read its flags yet, and ends the process where it does not know one. Processes of tests, and workers,
 # have them too.
@@ -167,9 +167,18 @@ def no_heartbeats_left():
 
 
 @pytest.fixture(scope="module")
+def interpreted_module():
+    """As `interpreted_steps`, for a module and its fixtures."""
+    with interpreting():
+        yield
+
+
+@pytest.fixture
 def interpreted_steps():
-    """NumPy interprets the steps of a module that is not about how steps are computed: XLA takes half of the time."""
-    with numpy_steps():
+    """NumPy runs the steps of the test, which are traced and not compiled: for what an operator or a program computes.
+    `tests/compile/test_recorded_cases.py` holds what NumPy gives against what XLA's code gives.
+    """
+    with interpreting():
         yield
 
 

@@ -194,17 +194,24 @@ def _accepted(one: PublicName) -> str:
     layer = one.names[0].rpartition(".")[2]
     if one.value is not getattr(importlib.import_module("jfluid.layers"), layer, None):
         return ""
-    rows = []
-    for line in (ROOT / "jfluid" / "layers" / "argument_types.txt").read_text().splitlines():
-        of, argument, types, dtypes = (part.strip() for part in line.split("|"))
-        if of == layer:
-            name, _, each = argument.partition(" ")
-            kinds = " or ".join(dict.fromkeys(types.split())) or "any"
-            rows.append([f"`{name}`" + ", each element" * bool(each), kinds, ", ".join(dtypes.split()) or "any"])
+    rows = _argument_types().get(layer)
     if not rows:
         return ""
     text = "A call with another type or dtype raises TypeError, as in Fluid.\n"
     return f"## Accepted types\n\n{text}\n{table(['argument', 'type', 'dtypes of a Variable'], rows)}"
+
+
+@functools.cache
+def _argument_types() -> dict[str, list[list[str]]]:
+    """Return the rows of each layer's table of accepted types."""
+    rows: dict[str, list[list[str]]] = {}
+    for line in (ROOT / "jfluid" / "layers" / "argument_types.txt").read_text().splitlines():
+        layer, argument, types, dtypes = (part.strip() for part in line.split("|"))
+        name, _, each = argument.partition(" ")
+        kinds = " or ".join(dict.fromkeys(types.split())) or "any"
+        row = [f"`{name}`" + ", each element" * bool(each), kinds, ", ".join(dtypes.split()) or "any"]
+        rows.setdefault(layer, []).append(row)
+    return rows
 
 
 def _example(example: Example) -> str:

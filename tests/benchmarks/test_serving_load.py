@@ -16,7 +16,7 @@ sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))
 import serving_load
 
 SCRIPT = Path(serving_load.__file__)
-pytestmark = pytest.mark.usefixtures("interpreted_steps")
+pytestmark = pytest.mark.usefixtures("interpreted_module")
 
 
 @pytest.fixture(scope="module")

@@ -14,7 +14,7 @@ from jfluid.exports import onnx_model, stablehlo
 from jfluid.serving import service
 from jfluid.serving.requests import RequestLimits
 
-pytestmark = pytest.mark.usefixtures("interpreted_steps")
+pytestmark = pytest.mark.usefixtures("interpreted_module")
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "models" / "separate"
 layers = fluid.layers

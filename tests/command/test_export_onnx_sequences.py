@@ -17,7 +17,7 @@ from jfluid.ops import registry
 from tests.command.test_export_sequences import clicks, convolved, loaded, recurrent
 from tests.slow_tests import nightly_but
 
-pytestmark = pytest.mark.usefixtures("interpreted_steps")
+pytestmark = pytest.mark.usefixtures("interpreted_module")
 
 layers = fluid.layers
 LENGTHS_GIVEN, PADDED_TO = np.array([2, 0, 5, 1]), 7

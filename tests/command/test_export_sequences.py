@@ -12,7 +12,7 @@ from jfluid.exports.model import LoadedModel
 from jfluid.exports.sequences import Sequences
 from tests.command.test_serve_sequences import saved
 
-pytestmark = pytest.mark.usefixtures("interpreted_steps")
+pytestmark = pytest.mark.usefixtures("interpreted_module")
 
 layers = fluid.layers
 

@@ -32,7 +32,7 @@ from jfluid.serving.room import Room
 from tests.command.test_serve import asked, served
 from tests.fuzz.harness import fuzzed
 
-pytestmark = pytest.mark.usefixtures("interpreted_steps")
+pytestmark = pytest.mark.usefixtures("interpreted_module")
 
 DEADLINE = 120  # seconds
 

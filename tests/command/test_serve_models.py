@@ -22,7 +22,7 @@ from jfluid.serving.requests import RequestLimits
 from jfluid.serving.service import ModelService, Resources
 from tests.command.test_serve import GOLDEN, OUTPUT, asked, images, served
 
-pytestmark = pytest.mark.usefixtures("interpreted_steps")
+pytestmark = pytest.mark.usefixtures("interpreted_module")
 
 SCALED = "scaled"
 

@@ -12,7 +12,7 @@ from jfluid.exports.sequences import Sequences
 from jfluid.serving.requests import NPZ, RequestLimits
 from tests.command.test_serve import asked, served
 
-pytestmark = pytest.mark.usefixtures("interpreted_steps")
+pytestmark = pytest.mark.usefixtures("interpreted_module")
 
 HEIGHT = 50
 IDS = [[3, 1], [7], [2, 2, 49]]

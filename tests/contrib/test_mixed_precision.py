@@ -70,9 +70,14 @@ def test_casts_stand_where_fluid_puts_them():
     assert all(block.var(op.input("Grad")[0]).np_dtype == np.float32 for op in ops if op.type == "momentum")
 
 
+@pytest.fixture(scope="module")
+def full():
+    """Losses in float32."""
+    return _losses(lambda: fluid.optimizer.Adam(0.01))
+
+
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
-def test_training_follows_float32(dtype):
-    full = _losses(lambda: fluid.optimizer.Adam(0.01))
+def test_training_follows_float32(dtype, full):
     low = _losses(lambda: decorate(fluid.optimizer.Adam(0.01), dtype=dtype))
     np.testing.assert_allclose(low, full, rtol=0.1, atol=0.03)
     assert low != full and low[-1] < 0.5 * low[0]
@@ -83,6 +88,7 @@ def _train(exe, scale, names):
     return [np.array(fluid.global_scope().find_var(n).get_tensor()) for n in names]
 
 
+@pytest.mark.usefixtures("interpreted_steps")
 def test_dynamic_scaling_shrinks_and_grows_and_bad_steps_change_nothing():
     loss = _net()
     optimizer = decorate(
@@ -111,6 +117,7 @@ def test_dynamic_scaling_shrinks_and_grows_and_bad_steps_change_nothing():
     assert not np.array_equal(seen[0][3], start)
 
 
+@pytest.mark.usefixtures("interpreted_steps")
 def test_static_scaling_gives_the_same_step():
     def run(scale):
         return _losses(
@@ -154,6 +161,7 @@ def test_bad_arguments(make, text):
         make()
 
 
+@pytest.mark.usefixtures("interpreted_steps")
 def test_sparse_gradients_are_scaled_back_too():
     words, label = (
         layers.data("words", [1], dtype="int64"),

@@ -30,6 +30,7 @@ def frozen(**kinds):
     return transpiler, test, prediction.name, scope, exe, feed, rounded
 
 
+@pytest.mark.usefixtures("interpreted_steps")
 def test_an_int8_model_predicts_as_it_was_trained_and_is_saved_and_loaded(tmp_path):
     transpiler, test, name, scope, exe, feed, rounded = frozen(
         activation_quantize_type="range_abs_max", weight_quantize_type="moving_average_abs_max"

@@ -1,8 +1,9 @@
-"""Steps at exact shapes by NumPy: XLA would compile a program for each shape."""
+"""Steps by NumPy: XLA would compile a program for each of them."""
 
 import contextlib
-from collections.abc import Iterator
+import math
 
+import jax
 import pytest
 
 import jfluid as fluid
@@ -10,8 +11,8 @@ from jfluid.compile.numpy_steps.beside import Beside
 
 
 @contextlib.contextmanager
-def numpy_steps() -> Iterator[None]:
-    """Have NumPy interpret all steps, and XLA compile none. Steps without a rule are compiled."""
+def interpreting():
+    """NumPy interprets the steps of the block. Those without a rule are compiled."""
     before = fluid.get_flags("FLAGS_interpret_first_steps")
     fluid.set_flags({"FLAGS_interpret_first_steps": True})
     try:
@@ -23,6 +24,14 @@ def numpy_steps() -> Iterator[None]:
 
 
 def interpreted(function, *arguments):
-    """Return the result of a function, whose steps NumPy interprets. Those without a rule are compiled."""
-    with numpy_steps():
+    """Return the result of a function, whose steps NumPy interprets."""
+    with interpreting():
         return function(*arguments)
+
+
+def by_numpy(function, *arguments):
+    """Return the result of a function of JAX, traced and interpreted. One without a rule is compiled."""
+    traced = jax.jit(function).trace(*arguments)
+    step = Beside(traced, math.inf, lambda: traced.lower().compile(), jax.devices("cpu")[0])
+    found = step.run(arguments)
+    return step.compiled()(*arguments) if found is None else found

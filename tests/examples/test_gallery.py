@@ -41,10 +41,19 @@ SHORT = {
 QUICKEST = ("mmoe", "word2vec")  # every night all learn; before each change these
 
 
+FEWEST = 4  # steps, of which the last predicts
+
+
 def losses(folder):
     """By step; of several trainers the mean."""
     files = sorted(folder.glob("losses*.json"))
     return np.mean([json.loads(file.read_text()) for file in files], axis=0)[:STEPS]
+
+
+def hold_alone(run, folder, program, steps):
+    printed = run(program, "--steps", steps, "--worst_gap", 9)
+    np.testing.assert_allclose(losses(folder), GOLDEN[program]["alone"][:steps], rtol=1e-4)
+    assert re.fullmatch(r".*: [\d.]+; best reachable: [\d.]+; gap: [\d.]+\n", printed)
 
 
 @pytest.fixture
@@ -67,12 +76,25 @@ def run(installed, monkeypatch, tmp_path, capsys):  # noqa: F811
 
 # in the transformer's beam search the rows of hypotheses meet those of the encoder
 @pytest.mark.filterwarnings("ignore:this program is compiled anew:RuntimeWarning")
-@pytest.mark.usefixtures("lowers_for_cuda")
+@pytest.mark.usefixtures("interpreted_steps")
 @pytest.mark.parametrize("program", PROGRAMS)
 def test_alone(run, tmp_path, program):
-    printed = run(program, "--steps", STEPS, "--worst_gap", 9)
-    np.testing.assert_allclose(losses(tmp_path), GOLDEN[program]["alone"], rtol=1e-4)
-    assert re.fullmatch(r".*: [\d.]+; best reachable: [\d.]+; gap: [\d.]+\n", printed)
+    hold_alone(run, tmp_path, program, FEWEST)
+
+
+@pytest.mark.nightly  # before each change fewer steps, and as many on two devices
+@pytest.mark.filterwarnings("ignore:this program is compiled anew:RuntimeWarning")
+@pytest.mark.parametrize("program", PROGRAMS)
+def test_alone_for_longer(run, tmp_path, program):
+    hold_alone(run, tmp_path, program, STEPS)
+
+
+# before each change tests/compile/test_recorded_cases.py lowers operators with each primitive
+@pytest.mark.filterwarnings("ignore:this program is compiled anew:RuntimeWarning")
+@pytest.mark.usefixtures("lowers_for_cuda", "interpreted_steps")
+@pytest.mark.parametrize("program", nightly_but(("deepfm",), PROGRAMS))
+def test_steps_lower_for_gpus(run, program):
+    run(program, "--steps", FEWEST, "--worst_gap", 9)
 
 
 @pytest.mark.filterwarnings("ignore:this program is compiled anew:RuntimeWarning")
@@ -82,7 +104,7 @@ def test_what_is_learned_is_near_the_best(run, program):
     run(program, "--steps", steps, "--worst_gap", gap)  # it fails above the gap
 
 
-@pytest.mark.parametrize("program", [name for name, servers in PROGRAMS.items() if servers])
+@pytest.mark.parametrize("program", nightly_but(("deepfm", "gru4rec"), [n for n, s in PROGRAMS.items() if s]))
 def test_on_two_devices(run, tmp_path, monkeypatch, program):
     monkeypatch.setenv("CPU_NUM", "2")
     run(program, "--steps", STEPS, "--parallel", 1, "--worst_gap", 9)

@@ -18,8 +18,31 @@ from jfluid.ops import registry
 from scripts.pages import examples_of_names
 from scripts.pages.examples_of_names import Example
 from scripts.pages.public_names import _parameters_of, index, page, public_names, unknown_names
+from tests.dynamic_shapes.interpreted import interpreted
+from tests.slow_tests import nightly_but
 
 EXAMPLES = list(examples_of_names.examples())
+# Their programs take longest, a third of a second and more. Before each change tests of layers run the same names
+# (tests/layers, tests/ops/detection, tests/contrib, tests/dataset and tests/modules), and all examples are parsed.
+AT_NIGHT = {
+    f"fluid.{name}"
+    for name in """
+    contrib.BeamSearchDecoder contrib.InitState contrib.layers.match_matrix_tensor
+    contrib.layers.search_pyramid_hash contrib.layers.tree_conv contrib.layers.var_conv_2d
+    contrib.mixed_precision.decorate dataset.DatasetFactory evaluator.ChunkEvaluator layers.BasicDecoder
+    layers.BeamSearchDecoder layers.DynamicRNN layers.GreedyEmbeddingHelper layers.conv2d
+    layers.deformable_conv layers.deformable_roi_pooling layers.detection_output layers.dynamic_gru
+    layers.dynamic_lstm layers.dynamic_lstmp layers.generate_mask_labels layers.generate_proposal_labels
+    layers.generate_proposals layers.linear_chain_crf layers.locality_aware_nms layers.matrix_nms
+    layers.multi_box_head layers.multiclass_nms layers.nce layers.random_crop
+    layers.retinanet_detection_output layers.retinanet_target_assign layers.roi_align
+    layers.roi_perspective_transform layers.roi_pool layers.row_conv layers.rpn_target_assign
+    layers.sampled_softmax_with_cross_entropy layers.sequence_conv layers.spectral_norm layers.ssd_loss
+    layers.warpctc layers.yolov3_loss nets.img_conv_group nets.scaled_dot_product_attention
+    nets.sequence_conv_pool
+    """.split()
+}
+KEPT = [example for example in EXAMPLES if example.names[0] not in AT_NIGHT]
 
 
 def printed(example: Example) -> list[str]:
@@ -41,18 +64,15 @@ def printed(example: Example) -> list[str]:
 
 
 @pytest.mark.filterwarnings("ignore:this program is compiled anew for each batch of other lengths:RuntimeWarning")
-@pytest.mark.parametrize("example", EXAMPLES, ids=lambda example: example.names[0])
+@pytest.mark.parametrize("example", nightly_but(KEPT, EXAMPLES), ids=lambda example: example.names[0])
 def test_example(example, tmp_path, monkeypatch):
     if example.not_run:
-        compile(example.text, example.file, "exec")
         return
     monkeypatch.chdir(tmp_path)
     before = dict(os.environ)
-    fluid.set_flags({"FLAGS_interpret_first_steps": True})  # as for users: few steps are compiled
     try:
-        lines = printed(example)
+        lines = interpreted(printed, example)
     finally:
-        fluid.set_flags({"FLAGS_interpret_first_steps": False})
         for name in [n for n, definition in registry._OPS.items() if not registry.is_built_in(definition)]:
             del registry._OPS[name]  # an operator that the example registered
         os.environ.clear()
@@ -66,9 +86,14 @@ def test_each_public_name_has_an_example_that_uses_it():
     assert len(found) == len(set(found)) == sum(map(len, surface.NAMES.values()))
     assert list(unknown_names()) == []
     for example in EXAMPLES:
+        compile(example.text, example.file, "exec")
         for name in example.names:
             last = name.rpartition(".")[2]
             assert last in example.text, name
+
+
+def test_examples_at_night_exist():
+    assert {example.names[0] for example in EXAMPLES} >= AT_NIGHT
 
 
 def test_few_examples_are_not_run():

@@ -16,7 +16,7 @@ import jfluid as fluid
 from jfluid import errors
 from jfluid.compile.runtime import device_feeds
 
-pytestmark = pytest.mark.usefixtures("interpreted_steps")
+pytestmark = pytest.mark.usefixtures("interpreted_module")
 
 PLACE = fluid.CPUPlace()
 

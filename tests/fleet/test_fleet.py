@@ -36,7 +36,7 @@ from jfluid.fleet.filesystem import RemoteFS
 from tests.parity.fleet import CASES, ENVIRONMENTS, TRAINERS, _environment, run
 from tests.ports import free_endpoints
 
-pytestmark = pytest.mark.usefixtures("interpreted_steps")
+pytestmark = pytest.mark.usefixtures("interpreted_module")
 
 GOLDEN = json.loads((Path(__file__).parents[1] / "golden" / "fleet.json").read_text())
 ENDPOINTS = TRAINERS.split(",")

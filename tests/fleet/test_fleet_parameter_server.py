@@ -48,7 +48,7 @@ from tests.parity.fleet_parameter_server import (
     run,
 )
 
-pytestmark = pytest.mark.usefixtures("interpreted_steps")
+pytestmark = pytest.mark.usefixtures("interpreted_module")
 
 GOLDEN = json.loads((Path(__file__).parents[1] / "golden" / "fleet_parameter_server.json").read_text())
 STRATEGIES = (SyncStrategy, HalfAsyncStrategy, AsyncStrategy, GeoStrategy)

@@ -192,6 +192,7 @@ def counting(monkeypatch):
     return counted
 
 
+@pytest.mark.usefixtures("interpreted_steps")
 @pytest.mark.parametrize("kind", ["switch", "cond", "while"])
 def test_blocks_in_blocks(kind, monkeypatch):
     """Each is traced a few times, however deep it lies."""
@@ -208,6 +209,7 @@ def test_blocks_in_blocks(kind, monkeypatch):
     assert lowered(12) <= 5 * lowered(3)
 
 
+@pytest.mark.usefixtures("interpreted_steps")
 def test_the_deepest_blocks():
     main, out = nested(nesting.MOST_DEPTH)
     feed = {"x": np.ones((2, 4), np.float32)}
@@ -266,6 +268,7 @@ def test_a_circle_that_a_script_makes():
             use()
 
 
+@pytest.mark.usefixtures("interpreted_steps")
 def test_loops_that_would_be_written_out(monkeypatch):
     """Loops of four iterations, each in the one before, would be 4 ** 5 bodies of the innermost."""
     counted = counting(monkeypatch)

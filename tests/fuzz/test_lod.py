@@ -4,6 +4,7 @@ the same error, also where numbers are none or infinite; and sequences never rea
 Programs are few, and of few shapes, so that a case costs a run of each and nothing is compiled for it.
 """
 
+import contextlib
 import functools
 
 import jax
@@ -17,6 +18,7 @@ from jfluid import errors
 from jfluid.machine_code import kernel_registry
 from jfluid.ops import ragged_dispatch, registry
 from jfluid.ops.ragged import Ragged
+from tests.dynamic_shapes.interpreted import interpreting
 from tests.fuzz.harness import fuzzed
 
 layers = fluid.layers
@@ -188,11 +190,11 @@ class Program:
             self.executor.run(start)
 
     def run(self, feed, kernels):
-        """What a step fetches, each with its lod; or what is wrong."""
+        """What a step fetches, each with its lod; or what is wrong. Without machine code NumPy interprets the step."""
         fluid.set_flags({"FLAGS_cpu_kernels": kernels})
         feed = {n: v for n, v in feed.items() if n in self.names}
         try:
-            with fluid.scope_guard(self.scope):
+            with fluid.scope_guard(self.scope), contextlib.nullcontext() if kernels else interpreting():
                 found = self.executor.run(self.main, feed=feed, fetch_list=self.fetches, return_numpy=False)
         except errors.JFluidError as error:
             return f"{type(error).__name__}: {error}"

@@ -28,7 +28,7 @@ sys.path.append(str(ROOT / "benchmarks"))
 import fluid_models  # noqa: E402
 
 
-@pytest.mark.usefixtures("lowers_for_cuda", "interpreted_steps")
+@pytest.mark.usefixtures("lowers_for_cuda", "interpreted_module")
 @pytest.mark.parametrize("build", structure.PROGRAMS, ids=lambda build: build.__name__)
 def test_small_programs_lower(build):
     """`lowers_for_cuda` lowers each segment that runs here."""

@@ -72,10 +72,10 @@ def test_narrow_ids_and_wide_mode(net):
 def test_feeds_by_name(net):
     _, _, loss, _ = net
     apply, params = fluid.to_jax(fluid.default_main_program(), ["x", "ids", "label"], [loss])
-    want = apply(params, *FEED.values())
+    want = jax.jit(apply)(params, *FEED.values())
     by_name = {n: FEED[n] for n in ("label", "ids", "x")}
     np.testing.assert_allclose(jax.jit(apply)(params, by_name), want, rtol=1e-5)
-    slope = jax.grad(lambda f: apply(params, f)[0][0], allow_int=True)(by_name)["x"]
+    slope = jax.jit(jax.grad(lambda f: apply(params, f)[0][0], allow_int=True))(by_name)["x"]
     assert slope.shape == (5, 4)
 
 
@@ -146,7 +146,7 @@ def test_flax_round_trip(net):
     program = fluid.default_main_program()
     module = FluidModule(program, ["x", "ids", "label"], [loss])
     want, gradient = exe.run(feed=FEED, fetch_list=[loss, "fc_1.w_0@GRAD"])
-    found = nnx.grad(lambda m: m(*FEED.values())[0][0])(module)
+    found = nnx.jit(nnx.grad(lambda m: m(*FEED.values())[0][0]))(module)
     np.testing.assert_allclose(found["params"]["fc_1.w_0"][...], gradient, rtol=1e-4, atol=1e-6)
     np.testing.assert_allclose(module(*FEED.values())[0], want, rtol=1e-5)
     module.params["fc_1.b_0"][...] = jnp.ones(3)

@@ -1,4 +1,6 @@
-"""Layers of detectors with proposals, in one program."""
+"""Layers of detectors with proposals that draw at random, in one program. `tests/parity/test_faster_rcnn.py` and
+`test_detectors.py` hold the layers of pyramids and of RetinaNet.
+"""
 
 import numpy as np
 import pytest
@@ -27,8 +29,8 @@ def feeds():
     }
 
 
-def net(random):
-    """What all layers give: (names, variables)."""
+def net():
+    """What the layers give, by name."""
     x = layers.data("features", [3, SIDE, SIDE])
     info = layers.data("info", [3])
     boxes = layers.data("boxes", [4], lod_level=1)
@@ -38,7 +40,7 @@ def net(random):
         x, anchor_sizes=[8, 16], aspect_ratios=[1.0], variance=[1.0] * 4, stride=[STRIDE] * 2
     )
     scores, deltas = layers.conv2d(x, 2, 1), layers.conv2d(x, 8, 1)
-    proposals, chances, ends = layers.generate_proposals(
+    proposals, _, ends = layers.generate_proposals(
         layers.sigmoid(scores),
         deltas,
         info,
@@ -51,11 +53,9 @@ def net(random):
     deltas = layers.reshape(layers.transpose(deltas, [0, 2, 3, 1]), [0, -1, 4])
     anchors, variances = layers.reshape(anchors, [-1, 4]), layers.reshape(variances, [-1, 4])
     given = (deltas, scores, anchors, variances, boxes)
-    rpn = layers.rpn_target_assign(*given, crowd, info, rpn_batch_size_per_im=8, use_random=random)
-    retinanet = layers.retinanet_target_assign(*given, classes, crowd, info, num_classes=1)
-    together = layers.collect_fpn_proposals([proposals, boxes], [chances, boxes[:, :1]], 2, 3, 9)
+    rpn = layers.rpn_target_assign(*given, crowd, info, rpn_batch_size_per_im=8, use_random=True)
     drawn = layers.generate_proposal_labels(
-        together,
+        proposals,
         classes,
         crowd,
         boxes,
@@ -63,23 +63,24 @@ def net(random):
         batch_size_per_im=4,
         fg_fraction=0.5,
         class_nums=3,
-        use_random=random,
+        use_random=True,
     )
     masks = layers.generate_mask_labels(info, classes, crowd, outlines, *drawn[:2], 3, 7)
-    levels, restore = layers.distribute_fpn_proposals(drawn[0], 2, 3, 2, 12)
-    restored = layers.gather(layers.concat(levels), restore)
     return {
         "proposals": proposals,
         "ends": ends,
         "scores": rpn[0],
         "deltas": rpn[1],
         "label": rpn[2],
-        "number": retinanet[5],
         "rois": drawn[0],
         "labels": drawn[1],
         "masks": masks[2],
-        "restored": restored,
     }
+
+
+@pytest.fixture(autouse=True, scope="module")
+def steps_by_numpy():
+    """Steps are compiled: NumPy takes longer for the loops of suppression."""
 
 
 @pytest.fixture(scope="module")
@@ -88,7 +89,7 @@ def found():
     main, startup = fluid.Program(), fluid.Program()
     main.random_seed = startup.random_seed = 1
     with fluid.program_guard(main, startup), fluid.unique_name.guard():
-        variables = net(random=True)
+        variables = net()
     exe, scope = fluid.Executor(fluid.CPUPlace()), fluid.Scope()
     exe.run(startup, scope=scope)
     steps = [
@@ -106,17 +107,12 @@ def test_rows_are_those_of_the_images(found):
     assert np.array(proposals).min() >= 0 and np.array(proposals).max() <= 31
     assert max(rois.recursive_sequence_lengths()[0]) <= 4
     assert np.array(values["labels"]).shape == (len(np.array(rois)), 1)
-    assert np.array(values["number"]).min() >= 2  # each object has an anchor, and one more is counted
     # an image draws 8 anchors: as many scores as labels, objects first
     labels = np.array(values["label"]).ravel()
     assert len(np.array(values["scores"])) == len(labels) == 16
     assert len(np.array(values["deltas"])) >= labels.sum() > 0
     masks = np.array(values["masks"]).reshape(-1, 3, 49)
     assert set(np.unique(masks)) == {-1, 0, 1} and (masks[:, 0] == -1).all()
-
-
-def test_levels_are_put_back_in_order(found):
-    np.testing.assert_array_equal(np.array(found[0]["restored"]), np.array(found[0]["rois"]))
 
 
 def test_each_step_draws_others(found):

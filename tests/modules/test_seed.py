@@ -20,7 +20,7 @@ from jfluid.ps_server.store import BlockUpdate, Change
 from tests.distributed.job import Job, transpile
 from tests.launch_case import launched
 
-pytestmark = pytest.mark.usefixtures("interpreted_steps")
+pytestmark = pytest.mark.usefixtures("interpreted_module")
 
 X = np.ones((4, 64), "float32")
 

@@ -29,6 +29,7 @@ def test_all_cases_have_golden_values():
     assert {case[0] for case in CASES} == set(GOLDEN)
 
 
+@pytest.mark.usefixtures("interpreted_steps")
 @pytest.mark.parametrize("case", CASES, ids=lambda c: c[0])
 def test_values_and_lods_over_sequences_are_fluids(case, monkeypatch):
     rounded = padding.ladder

@@ -45,7 +45,9 @@ CASES = {
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_padding_changes_nothing(name, monkeypatch):
+def test_padding_changes_nothing(name, monkeypatch, request):
+    if name != "batch_norm":  # its gradient cancels, and NumPy adds in another order for another size
+        request.getfixturevalue("interpreted_steps")
     rounded, found = padding.ladder, []
     feed = {"x": fluid.create_lod_tensor(ROWS, LENGTHS, None)}
     for room in (0, 9):

@@ -2,11 +2,14 @@
 What is refused is what the real Fluid refuses, and what it reads memory beside its arrays for.
 """
 
+import contextlib
+
 import numpy as np
 import pytest
 
 import jfluid as fluid
 from jfluid import errors
+from tests.dynamic_shapes.interpreted import interpreting
 
 layers = fluid.layers
 WIDTH = 16  # that machine code is made for
@@ -14,10 +17,15 @@ ROWS = np.random.RandomState(0).randn(8, WIDTH).astype("float32")
 LOD = [0, 3, 8]
 
 
-@pytest.fixture(autouse=True, params=[True, False], ids=["kernels", "no kernels"])
+# Before each change `test_compiled_steps_refuse_the_same` compiles.
+@pytest.fixture(
+    autouse=True, params=[pytest.param(True, id="kernels", marks=pytest.mark.nightly), pytest.param(False, id="NumPy")]
+)
 def kernels(request):
+    """Steps are compiled and have kernels, or NumPy interprets the operators themselves."""
     fluid.set_flags({"FLAGS_cpu_kernels": request.param})
-    yield
+    with contextlib.nullcontext() if request.param else interpreting():
+        yield
     fluid.set_flags({"FLAGS_cpu_kernels": True})
 
 
@@ -351,6 +359,12 @@ def test_what_does_not_fit_is_named_and_what_fits_runs(name):
             run(changed)
         assert f'made at: File "{__file__}", line' in str(caught.value)
     run({})
+
+
+@pytest.mark.parametrize("name", ["lod_reset", "sequence_slice", "warpctc"])
+def test_compiled_steps_refuse_the_same(name):
+    fluid.set_flags({"FLAGS_interpret_first_steps": False, "FLAGS_cpu_kernels": True})
+    test_what_does_not_fit_is_named_and_what_fits_runs(name)
 
 
 @pytest.mark.parametrize("offsets", [[], [0]])

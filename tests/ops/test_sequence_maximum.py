@@ -2,10 +2,13 @@
 in both forms.
 """
 
+import itertools
+
 import numpy as np
 import pytest
 
 import jfluid as fluid
+from tests.slow_tests import nightly_but
 
 NAN, INF = np.nan, np.inf
 # Lengths of sequences: a few of one length, and some among which one is far longer than the others.
@@ -50,9 +53,11 @@ def largest(values, lengths, pad_value):
     return np.array(out), grad
 
 
-@pytest.mark.parametrize("columns", [8, 16, 20])
-@pytest.mark.parametrize("lengths", LENGTHS.values(), ids=LENGTHS)
-def test_what_is_no_number_is_the_largest(lengths, columns):
+@pytest.mark.parametrize(
+    "case", nightly_but([("dense", 16), ("one", 8), ("apart", 20)], itertools.product(LENGTHS, [8, 16, 20])), ids=str
+)
+def test_what_is_no_number_is_the_largest(case):
+    lengths, columns = LENGTHS[case[0]], case[1]
     run = step(lengths, columns, lambda x: fluid.layers.sequence_pool(x, "max", pad_value=7.0))
     every = [(at, NAN) for at in range(lengths[0])]
     for places in (

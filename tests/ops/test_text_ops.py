@@ -12,6 +12,7 @@ from tests.parity.ops import run
 from tests.parity.text_ops import CASES
 
 GOLDEN = json.loads((Path(__file__).parent.parent / "golden" / "text_ops.json").read_text())
+pytestmark = pytest.mark.usefixtures("interpreted_steps")  # golden values, for which nothing needs to be compiled
 
 
 def test_every_case_is_golden():

@@ -128,7 +128,7 @@ def test_merging_adds_up_what_occurs_twice():
 
 @pytest.mark.parametrize("name", ["sgd", "adagrad", "lazy_adam"])
 def test_a_step_makes_no_copy_of_the_table(name):
-    height, width = 100_000, 8
+    height, width = 10_000, 8
     main, startup = fluid.Program(), fluid.Program()
     with fluid.program_guard(main, startup):
         ids = fluid.data("ids", [64, 1], dtype="int64")

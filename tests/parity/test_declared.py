@@ -13,6 +13,7 @@ from tests.parity.declared import Case, Rows, run
 from tests.parity.declared_cases import CASES
 
 GOLDEN = json.loads((Path(__file__).parents[1] / "golden" / "declared.json").read_text())
+pytestmark = pytest.mark.usefixtures("interpreted_steps")
 
 
 @pytest.mark.filterwarnings("ignore:operator center_loss has no attribute lambda:RuntimeWarning")

@@ -14,6 +14,7 @@ from tests.parity.deformable import train
 GOLDEN = json.loads((Path(__file__).parents[1] / "golden" / "deformable.json").read_text())
 
 
+@pytest.mark.usefixtures("interpreted_steps")
 def test_losses_and_parameters_are_fluids():
     found = train(fluid)
     np.testing.assert_allclose(found["losses"], GOLDEN["losses"], rtol=1e-4)

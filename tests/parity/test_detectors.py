@@ -14,6 +14,7 @@ from tests.parity.detectors import MODELS, train_and_detect
 GOLDEN = json.loads((Path(__file__).parents[1] / "golden" / "detectors.json").read_text())
 # Batch norm divides by the deviation of a small batch: rounding grows from step to step.
 TOLERANCE = {"yolov3": 1e-3, "retinanet": 1e-4}
+pytestmark = pytest.mark.usefixtures("interpreted_steps")
 
 
 @pytest.mark.parametrize("name", MODELS)

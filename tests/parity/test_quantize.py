@@ -13,6 +13,7 @@ from tests.parity import quantize
 
 FOLDER = Path(__file__).parents[1] / "golden"
 GOLDEN = json.loads((FOLDER / "quantize.json").read_text())
+pytestmark = pytest.mark.usefixtures("interpreted_steps")
 
 
 @pytest.mark.parametrize("kinds", quantize.KINDS, ids=lambda k: k[0])

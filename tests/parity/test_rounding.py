@@ -15,6 +15,7 @@ import jfluid as fluid
 from jfluid.compile.rewrites import image_convolution, image_layout, matmul_dispatch
 from jfluid.flags import CPU_KERNELS
 from jfluid.machine_code import kernel_registry, processor
+from tests.dynamic_shapes.interpreted import interpreted
 from tests.parity import rounding
 
 GOLDEN = json.loads((Path(__file__).parents[1] / "golden" / "rounding.json").read_text())
@@ -27,8 +28,8 @@ KEPT = {True: set(rounding.NETS) - {"residual", "lstm_of_20_cells"}, False: {"pr
 
 @pytest.fixture(scope="module")
 def net(request):
-    """The name of a net, and its results in float64: made before a test has XLA optimise."""
-    return request.param, rounding.run(fluid, "float64", request.param)
+    """The name of a net, and its results in float64, by NumPy."""
+    return request.param, interpreted(rounding.run, fluid, "float64", request.param)
 
 
 @pytest.fixture

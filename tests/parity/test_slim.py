@@ -17,6 +17,7 @@ from tests.parity import slim
 
 GOLDEN = json.loads((Path(__file__).parents[1] / "golden" / "slim.json").read_text())
 PLACE = fluid.CPUPlace()
+pytestmark = pytest.mark.usefixtures("interpreted_steps")
 
 
 @pytest.mark.parametrize("kinds", slim.KINDS, ids=lambda k: "-".join(k))

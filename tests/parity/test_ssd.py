@@ -13,6 +13,7 @@ from jfluid.ops import registry
 from tests.parity.ssd import train_and_detect, trainer
 
 GOLDEN = json.loads((Path(__file__).parents[1] / "golden" / "ssd.json").read_text())
+pytestmark = pytest.mark.usefixtures("interpreted_steps")
 
 
 def test_losses_parameters_and_detections_are_fluids():

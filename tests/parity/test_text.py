@@ -14,6 +14,7 @@ from tests.parity.test_ragged import one_size  # noqa: F401  # a fixture
 from tests.parity.text import INFERENCE, PROGRAMS, STEPS
 
 GOLDEN = json.loads((Path(__file__).parents[1] / "golden" / "text_programs.json").read_text())
+pytestmark = pytest.mark.usefixtures("interpreted_steps")
 
 
 @pytest.mark.usefixtures("one_size")

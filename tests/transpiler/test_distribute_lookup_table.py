@@ -7,7 +7,7 @@ import pytest
 import jfluid as fluid
 from jfluid import layers
 
-pytestmark = pytest.mark.usefixtures("interpreted_steps")
+pytestmark = pytest.mark.usefixtures("interpreted_module")
 
 
 def test_the_distributed_table_of_a_program():

@@ -28,7 +28,7 @@ from tests.parity.parameter_server import (
 )
 from tests.slow_tests import nightly_but
 
-pytestmark = pytest.mark.usefixtures("interpreted_steps")
+pytestmark = pytest.mark.usefixtures("interpreted_module")
 
 GOLDEN = json.loads((Path(__file__).parents[1] / "golden" / "parameter_server.json").read_text())
 FIRST, SECOND = ENDPOINTS

@@ -46,6 +46,9 @@ _NOT_LOWERED = "Cannot lower jaxpr"  # beginning of JAX's error for contradictin
 _MOST_EXACT = 1024  # most remembered shapes without padding
 _MOST_KEPT = 4  # histories in the file of a stream: models of other widths have the same operators
 
+# Returns the segment at the sizes of a bucket, and its arguments.
+_Prepared = Callable[[Mapping[str, int]], tuple[CompiledCall, tuple[Any, ...]]]
+
 
 class _Given(NamedTuple):
     """Batch with all arguments of a segment; `shares` has the feeds of each replica, `batch` their shapes."""
@@ -432,12 +435,7 @@ class ShapeStream:
             self._keep()
         return form in traced.compiled
 
-    def _wait(
-        self,
-        traced: Traced,
-        need: Mapping[str, int],
-        prepared: Callable[[Mapping[str, int]], tuple[CompiledCall, tuple[Any, ...]]],
-    ) -> bool:
+    def _wait(self, traced: Traced, need: Mapping[str, int], prepared: _Prepared) -> bool:
         """Return True if a bucket for a batch is being compiled; note the buckets that have executables by now."""
         waits = False
         for bucket in traced.begun_buckets(need):
@@ -451,10 +449,7 @@ class ShapeStream:
         return waits
 
     def _compiled_bucket(
-        self,
-        traced: Traced,
-        need: Mapping[str, int],
-        prepared: Callable[[Mapping[str, int]], tuple[CompiledCall, tuple[Any, ...]]],
+        self, traced: Traced, need: Mapping[str, int], prepared: _Prepared
     ) -> Mapping[str, int] | None:
         """Return the compiled bucket of least work for a batch, or None to interpret the batch.
 

@@ -112,6 +112,7 @@ def test_roi_perspective_transform():
     )
 
 
+@pytest.mark.usefixtures("interpreted_steps")
 def test_layers():
     main = fluid.Program()
     with fluid.unique_name.guard(), fluid.program_guard(main):

@@ -21,6 +21,7 @@ from tests.parity.proposals import CASES, run
 GOLDEN = json.loads((Path(__file__).parent.parent.parent / "golden" / "proposals.json").read_text())
 
 
+@pytest.mark.usefixtures("interpreted_steps")
 @pytest.mark.parametrize("case", CASES, ids=lambda c: c[0])
 def test_values_and_lods_are_fluids(case):
     with not_inferred():  # `check` below holds inferred shapes of each operator

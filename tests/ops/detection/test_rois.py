@@ -146,6 +146,7 @@ def test_roi_pool():
     check("roi_pool", {"X": X, "ROIs": boxes()}, BINS, expect=expect, grad=("X",))
 
 
+@pytest.mark.usefixtures("interpreted_steps")
 def test_bins_have_the_pixels_that_single_precision_gives_them():
     """Three times a third of seven is seven: an eighth pixel would be another maximum."""
     x = np.arange(8, dtype="float32").reshape(1, 1, 1, 8)
@@ -162,6 +163,7 @@ def test_bins_have_the_pixels_that_single_precision_gives_them():
     assert largest.ravel()[-1] == 6 and mean.ravel()[-1] == 5
 
 
+@pytest.mark.usefixtures("interpreted_steps")
 def test_layers():
     """Each layer once; boxes by LoD, by offsets and by counts; and a batch without a box."""
     main = fluid.Program()
@@ -193,6 +195,7 @@ def test_layers():
         run(main, feed={**feed, "lod": boxes(lengths=[4])}, fetch_list=outs[:1])
 
 
+@pytest.mark.usefixtures("interpreted_steps")
 def test_what_is_no_number_stays_in_its_bins():
     """A box of one bin and one of many: the pixels of the first beyond the second reach nothing."""
     x = np.ones((1, 1, 6, 6), "float32")
