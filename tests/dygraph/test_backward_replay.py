@@ -7,6 +7,10 @@ import jfluid as fluid
 from jfluid import errors, layers
 from jfluid.dygraph.base import guard, to_variable
 from tests.dygraph.used_replays import used
+from tests.dynamic_shapes.interpreted import interprets_steps
+
+__all__ = ["interprets_steps"]  # a fixture
+pytestmark = pytest.mark.usefixtures("interprets_steps")
 
 RNG = np.random.RandomState(0)
 BATCHES = [RNG.rand(4, 3).astype("float32") for _ in range(4)] + [RNG.rand(2, 3).astype("float32") for _ in range(2)]

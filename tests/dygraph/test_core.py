@@ -10,6 +10,10 @@ import jfluid as fluid
 from jfluid import errors, layers
 from jfluid.dygraph import calls
 from jfluid.dygraph.base import enabled, grad, guard, no_grad, to_variable
+from tests.dynamic_shapes.interpreted import interprets_steps
+
+__all__ = ["interprets_steps"]  # a fixture
+pytestmark = pytest.mark.usefixtures("interprets_steps")
 
 X = np.arange(6, dtype="float32").reshape(2, 3) + 1
 

@@ -23,7 +23,11 @@ from jfluid.dygraph import (
     to_variable,
 )
 from jfluid.dygraph.dygraph_to_static.program_translator import DygraphToStaticWarning
+from tests.dynamic_shapes.interpreted import interprets_steps
 from tests.parity.dygraph import train
+
+__all__ = ["interprets_steps"]  # a fixture
+pytestmark = pytest.mark.usefixtures("interprets_steps")
 
 layers = fluid.layers
 X = np.random.RandomState(0).rand(4, 3).astype("float32")

@@ -1,8 +1,13 @@
 """Gradients of eager variables where operators are alike."""
 
 import numpy as np
+import pytest
 
 import jfluid as fluid
+from tests.dynamic_shapes.interpreted import interprets_steps
+
+__all__ = ["interprets_steps"]  # a fixture
+pytestmark = pytest.mark.usefixtures("interprets_steps")
 
 
 def test_operators_that_differ_in_attributes_alone_keep_their_gradients_apart():

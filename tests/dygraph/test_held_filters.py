@@ -7,6 +7,10 @@ import jfluid as fluid
 from jfluid.compile.runtime import filter_layouts
 from jfluid.dygraph import lazy_graph
 from jfluid.dygraph.base import guard, to_variable
+from tests.dynamic_shapes.interpreted import interprets_steps
+
+__all__ = ["interprets_steps"]  # a fixture
+pytestmark = pytest.mark.usefixtures("interprets_steps")
 
 X = np.random.RandomState(0).randn(2, 3, 8, 8).astype("float32")
 

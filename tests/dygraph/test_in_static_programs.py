@@ -14,6 +14,10 @@ import jfluid as fluid
 from jfluid import errors, layers
 from jfluid.dygraph import Conv2D, Layer, Linear, dygraph_to_static_func, guard, to_variable
 from jfluid.dygraph.dygraph_to_static import ProgramTranslator
+from tests.dynamic_shapes.interpreted import interprets_steps
+
+__all__ = ["interprets_steps"]  # a fixture
+pytestmark = pytest.mark.usefixtures("interprets_steps")
 
 X = np.arange(4, dtype="float32").reshape(1, 4)
 HALF = fluid.ParamAttr(initializer=fluid.initializer.Constant(0.5))

@@ -9,6 +9,10 @@ import pytest
 
 import jfluid as fluid
 from jfluid import dygraph, errors
+from tests.dynamic_shapes.interpreted import interprets_steps
+
+__all__ = ["interprets_steps"]  # a fixture
+pytestmark = pytest.mark.usefixtures("interprets_steps")
 
 
 @pytest.fixture(autouse=True)

@@ -11,6 +11,10 @@ import pytest
 import jfluid as fluid
 from jfluid import errors
 from tests.dygraph import optimizer_cases as cases
+from tests.dynamic_shapes.interpreted import interprets_steps
+
+__all__ = ["interprets_steps"]  # a fixture
+pytestmark = pytest.mark.usefixtures("interprets_steps")
 
 FOLDER = Path(__file__).parents[1] / "golden"
 GOLDEN = json.loads((FOLDER / "dygraph_optimizer.json").read_text())

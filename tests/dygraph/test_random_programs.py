@@ -1,13 +1,18 @@
 """Random programs give the same values and gradients eagerly as they do when a program holds them."""
 
 import numpy as np
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 import jfluid as fluid
 from jfluid import layers
 from jfluid.dygraph import grad, guard, to_variable
+from tests.dynamic_shapes.interpreted import interprets_steps
 from tests.fuzz.harness import fuzzed
+
+__all__ = ["interprets_steps"]  # a fixture
+pytestmark = pytest.mark.usefixtures("interprets_steps")
 
 RNG = np.random.RandomState(3)
 X, W = (RNG.uniform(-1, 1, shape).astype("float32") for shape in ((3, 4), (4, 4)))

@@ -5,6 +5,10 @@ import pytest
 
 import jfluid as fluid
 from jfluid import dygraph, errors
+from tests.dynamic_shapes.interpreted import interprets_steps
+
+__all__ = ["interprets_steps"]  # a fixture
+pytestmark = pytest.mark.usefixtures("interprets_steps")
 
 
 def test_a_saved_model_is_trained_further(tmp_path):

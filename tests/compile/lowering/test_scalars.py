@@ -10,7 +10,11 @@ import pytest
 import jfluid as fluid
 from jfluid import engine
 from jfluid.compile.lowering import scalars
+from tests.dynamic_shapes.interpreted import interprets_steps
 from tests.gpu.ahead import TracedAsForH200
+
+__all__ = ["interprets_steps"]  # a fixture
+pytestmark = pytest.mark.usefixtures("interprets_steps")
 
 
 def test_values_of_one_element_are_parts_of_one_array():

@@ -8,6 +8,10 @@ from jfluid import layers
 from jfluid.compile.lowering import table_gradients
 from jfluid.compile.lowering.plan import live_ops
 from jfluid.ops import embedding
+from tests.dynamic_shapes.interpreted import interprets_steps
+
+__all__ = ["interprets_steps"]  # a fixture
+pytestmark = pytest.mark.usefixtures("interprets_steps")
 
 
 def _net(padding=None, optimizer=None, dims=1, **settings):

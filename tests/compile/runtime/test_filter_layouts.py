@@ -10,7 +10,11 @@ from jfluid import engine
 from jfluid.compile.lowering import plan
 from jfluid.compile.runtime import filter_layouts
 from jfluid.compile.runtime.filter_layouts import Held
+from tests.dynamic_shapes.interpreted import interprets_steps
 from tests.gpu.ahead import TracedAsForH200
+
+__all__ = ["interprets_steps"]  # a fixture
+pytestmark = pytest.mark.usefixtures("interprets_steps")
 
 
 def _net():

@@ -8,7 +8,11 @@ import pytest
 
 import jfluid as fluid
 from jfluid import errors
+from tests.dynamic_shapes.interpreted import interprets_steps
 from tests.parity import scope_rows
+
+__all__ = ["interprets_steps"]  # a fixture
+pytestmark = pytest.mark.usefixtures("interprets_steps")
 
 GOLDEN = json.loads((Path(__file__).parents[2] / "golden" / "scope_rows.json").read_text())
 

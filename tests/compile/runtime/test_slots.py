@@ -13,6 +13,10 @@ from jfluid.compile.runtime import slots
 from jfluid.compile.runtime.padding import SequenceBuckets
 from jfluid.lod_tensor import LoDTensor
 from jfluid.parallel.replica_feeds import Stacker
+from tests.dynamic_shapes.interpreted import interprets_steps
+
+__all__ = ["interprets_steps"]  # a fixture
+pytestmark = pytest.mark.usefixtures("interprets_steps")
 
 COUNT = 26
 

@@ -11,7 +11,11 @@ import jfluid as fluid
 from jfluid import errors, layers
 from jfluid.compile.runtime import specialize
 from jfluid.parallel import replica_feeds
+from tests.dynamic_shapes.interpreted import interprets_steps
 from tests.layers.run import run
+
+__all__ = ["interprets_steps"]  # a fixture
+pytestmark = pytest.mark.usefixtures("interprets_steps")
 
 X = np.arange(24, dtype="float32").reshape(2, 3, 4)
 
