@@ -11,6 +11,8 @@ from jfluid import errors
 from jfluid.compile.runtime.fast_path import FastPath
 from tests.parity import fed_dtypes
 
+pytestmark = pytest.mark.usefixtures("interpreted_steps")
+
 GOLDEN = json.loads((Path(__file__).parents[1] / "golden" / "fed_dtypes.json").read_text())
 L = fluid.layers
 
@@ -63,7 +65,7 @@ def batch(rows, dtype):
     return {"x": random.rand(rows, 3).astype(dtype), "y": random.rand(rows, 1).astype("float32")}
 
 
-SIZES = (4, 4, 5, 7, 4, 6, 9, 4)
+SIZES = (4, 4, 5, 7, 4)
 
 
 def losses(program, loss, dtype):

@@ -101,7 +101,7 @@ def test_gradient_descent_holds_no_gradient_of_a_table(monkeypatch):
     assert found < rows * 150 * 4 // 8
 
 
-@pytest.mark.parametrize("is_sparse", [False, True])
+@pytest.mark.parametrize("is_sparse", [False, pytest.param(True, marks=pytest.mark.nightly)])
 def test_a_table_is_updated_in_place_where_the_loss_is_linear(is_sparse, monkeypatch):
     rows = 2 * table_gradients.LEAST // 150
     ids = np.random.RandomState(0).randint(0, rows, (64, 1))

@@ -8,6 +8,8 @@ from jfluid import errors, layers
 from jfluid.dygraph.base import guard, to_variable
 from tests.dygraph.used_replays import used
 
+pytestmark = pytest.mark.usefixtures("interpreted_steps")
+
 RNG = np.random.RandomState(0)
 BATCHES = [RNG.rand(4, 3).astype("float32") for _ in range(4)] + [RNG.rand(2, 3).astype("float32") for _ in range(2)]
 

@@ -11,6 +11,8 @@ from jfluid import errors, layers
 from jfluid.dygraph import calls
 from jfluid.dygraph.base import enabled, grad, guard, no_grad, to_variable
 
+pytestmark = pytest.mark.usefixtures("interpreted_steps")
+
 X = np.arange(6, dtype="float32").reshape(2, 3) + 1
 
 

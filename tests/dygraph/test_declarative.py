@@ -25,6 +25,8 @@ from jfluid.dygraph import (
 from jfluid.dygraph.dygraph_to_static.program_translator import DygraphToStaticWarning
 from tests.parity.dygraph import train
 
+pytestmark = pytest.mark.usefixtures("interpreted_steps")
+
 layers = fluid.layers
 X = np.random.RandomState(0).rand(4, 3).astype("float32")
 

@@ -88,7 +88,7 @@ def _copies(texts):
     ]
 
 
-@pytest.mark.parametrize("reads_loss", [True, False])
+@pytest.mark.parametrize("reads_loss", [True, pytest.param(False, marks=pytest.mark.nightly)])
 def test_no_parameter_is_copied(reads_loss, monkeypatch):
     def momentum(parameters):
         return fluid.optimizer.Momentum(0.1, 0.9, parameter_list=parameters)

@@ -1,8 +1,11 @@
 """Gradients of eager variables where operators are alike."""
 
 import numpy as np
+import pytest
 
 import jfluid as fluid
+
+pytestmark = pytest.mark.usefixtures("interpreted_steps")
 
 
 def test_operators_that_differ_in_attributes_alone_keep_their_gradients_apart():

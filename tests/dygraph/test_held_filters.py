@@ -8,6 +8,8 @@ from jfluid.compile.runtime import filter_layouts
 from jfluid.dygraph import lazy_graph
 from jfluid.dygraph.base import guard, to_variable
 
+pytestmark = pytest.mark.usefixtures("interpreted_steps")
+
 X = np.random.RandomState(0).randn(2, 3, 8, 8).astype("float32")
 
 

@@ -15,6 +15,8 @@ from jfluid import errors, layers
 from jfluid.dygraph import Conv2D, Layer, Linear, dygraph_to_static_func, guard, to_variable
 from jfluid.dygraph.dygraph_to_static import ProgramTranslator
 
+pytestmark = pytest.mark.usefixtures("interpreted_steps")
+
 X = np.arange(4, dtype="float32").reshape(1, 4)
 HALF = fluid.ParamAttr(initializer=fluid.initializer.Constant(0.5))
 

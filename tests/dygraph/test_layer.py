@@ -10,6 +10,8 @@ import pytest
 import jfluid as fluid
 from jfluid import dygraph, errors
 
+pytestmark = pytest.mark.usefixtures("interpreted_steps")
+
 
 @pytest.fixture(autouse=True)
 def program():

@@ -12,6 +12,8 @@ import jfluid as fluid
 from jfluid import errors
 from tests.dygraph import optimizer_cases as cases
 
+pytestmark = pytest.mark.usefixtures("interpreted_steps")
+
 FOLDER = Path(__file__).parents[1] / "golden"
 GOLDEN = json.loads((FOLDER / "dygraph_optimizer.json").read_text())
 OPTIMIZERS = cases.optimizers(fluid)

@@ -1,6 +1,7 @@
 """Random programs give the same values and gradients eagerly as they do when a program holds them."""
 
 import numpy as np
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -8,6 +9,8 @@ import jfluid as fluid
 from jfluid import layers
 from jfluid.dygraph import grad, guard, to_variable
 from tests.fuzz.harness import fuzzed
+
+pytestmark = pytest.mark.usefixtures("interpreted_steps")
 
 RNG = np.random.RandomState(3)
 X, W = (RNG.uniform(-1, 1, shape).astype("float32") for shape in ((3, 4), (4, 4)))

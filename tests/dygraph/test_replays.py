@@ -9,6 +9,8 @@ from jfluid.dygraph import nn
 from jfluid.dygraph.base import grad, guard, no_grad, to_variable
 from tests.dygraph.used_replays import used
 
+pytestmark = pytest.mark.usefixtures("interpreted_steps")
+
 RNG = np.random.RandomState(0)
 BATCHES = [RNG.rand(4, 3).astype("float32") for _ in range(4)] + [RNG.rand(2, 3).astype("float32") for _ in range(2)]
 

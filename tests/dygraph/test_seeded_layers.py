@@ -8,6 +8,7 @@ import pytest
 import jfluid as fluid
 from jfluid import layers
 from jfluid.dygraph import Layer, Linear, to_variable
+from tests.dynamic_shapes.interpreted import interpreted
 
 SEED = 90
 
@@ -138,8 +139,8 @@ def in_eager_mode(make, losses, feed):
 
 @pytest.mark.parametrize("case", CASES)
 def test_eager_layers_start_and_train_as_in_a_program(case):
-    first, losses, last = in_programs(*CASES[case])
-    eager_first, eager_losses, eager_last = in_eager_mode(*CASES[case])
+    first, losses, last = interpreted(in_programs, *CASES[case])
+    eager_first, eager_losses, eager_last = interpreted(in_eager_mode, *CASES[case])
     for one, other in zip(eager_first, first, strict=True):
         np.testing.assert_array_equal(one, other)
     np.testing.assert_allclose(eager_losses, losses, rtol=1e-6)

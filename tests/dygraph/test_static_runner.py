@@ -6,6 +6,8 @@ import pytest
 import jfluid as fluid
 from jfluid import dygraph, errors
 
+pytestmark = pytest.mark.usefixtures("interpreted_steps")
+
 
 def test_a_saved_model_is_trained_further(tmp_path):
     x = np.random.RandomState(0).rand(4, 3).astype("float32")

@@ -5,6 +5,7 @@
 
 import json
 import re
+from collections.abc import Iterable
 from pathlib import Path
 
 import jax
@@ -36,9 +37,9 @@ def function_of(computation: Computation):
     return lambda *given: jax.tree.leaves(computation(jax.tree.unflatten(structure, given)))
 
 
-def dense() -> list[Computation]:
-    """Return the recorded cases of arrays."""
-    return [c for c in recorded_cases.computations() if arrays_of(c) is not None]
+def dense(some: Iterable[Computation]) -> list[Computation]:
+    """Return the cases of arrays among recorded cases."""
+    return [c for c in some if arrays_of(c) is not None]
 
 
 def names_of(computation: Computation) -> list[str]:
@@ -93,7 +94,7 @@ def text(found: dict[str, dict[str, list[str | None]]]) -> str:
 def main() -> None:
     cases._weights = recorded_cases.weights
     with jax.enable_x64(True):
-        TABLE.write_text(text({c.case.type: dimensions(c) for c in dense()}))
+        TABLE.write_text(text({c.case.type: dimensions(c) for c in dense(recorded_cases.computations())}))
 
 
 if __name__ == "__main__":

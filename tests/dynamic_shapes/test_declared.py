@@ -8,9 +8,10 @@ from jfluid import dygraph, layers
 from jfluid.dygraph import ProgramTranslator, declarative
 from jfluid.dygraph.lazy_graph import graph_on
 from jfluid.initializer import NumpyArrayInitializer
+from tests.dynamic_shapes.interpreted import interpreted
 from tests.dynamic_shapes.test_placements import MOST, compilations
 
-LENGTHS = [7, 9, 12, 5, 11, 16]
+LENGTHS = [7, 9, 12, 5]
 
 
 @pytest.fixture(autouse=True)
@@ -75,7 +76,7 @@ def test_a_declared_layer_compiles_a_few_shapes():
     # first values, a first step, which makes a learning rate, and two shapes
     assert found_exact - exact <= 4
     assert 1 <= found_padded - padded <= 4
-    expected, exactly = trained(False)
+    expected, exactly = interpreted(trained, False)
     np.testing.assert_allclose(losses, expected, rtol=1e-4)
     for a, b in zip(parameters, exactly, strict=True):
         np.testing.assert_allclose(a, b, rtol=1e-3, atol=1e-5)

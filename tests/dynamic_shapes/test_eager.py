@@ -51,7 +51,7 @@ def train(lengths, padded, dropout=0.0):
     return found
 
 
-LENGTHS = [7, 9, 12, 5, 16, 8]
+LENGTHS = [7, 9, 12, 16]
 
 
 def streams():
@@ -85,7 +85,7 @@ def test_steps_of_every_length():
 
 
 def test_random_numbers_keep_their_distribution():
-    train(LENGTHS, True, dropout=0.5)
+    train(LENGTHS[:3], True, dropout=0.5)
     with dygraph.guard(fluid.CPUPlace()):
         shares = []
         for length in (100, 120, 90, 110, 130):

@@ -10,6 +10,7 @@ import pytest
 
 import jfluid as fluid
 from jfluid.compat.inference import AnalysisConfig, create_paddle_predictor
+from tests.dynamic_shapes.interpreted import interpreted
 
 layers = fluid.layers
 
@@ -20,9 +21,9 @@ SIZES = [(4 + (5 * at) % 7, 9 + (11 * at) % 29) for at in range(40)]
 COMPARED = 40
 
 
-@pytest.fixture(autouse=True, params=[(14, 6), pytest.param((40, 40), marks=pytest.mark.nightly)], ids=["14", "40"])
+@pytest.fixture(autouse=True, params=[(9, 4), pytest.param((40, 40), marks=pytest.mark.nightly)], ids=["9", "40"])
 def flag(request, monkeypatch):
-    """Streams of the first sizes."""
+    """Streams of the first sizes: most of nine fit few buckets, and at night forty do not exceed the bound."""
     count, compared = request.param
     monkeypatch.setattr(f"{__name__}.SIZES", SIZES[:count])
     monkeypatch.setattr(f"{__name__}.COMPARED", compared)
@@ -44,6 +45,11 @@ def compilations():
         yield found
     finally:
         jax.monitoring.unregister_event_duration_listener(note)
+
+
+def most():
+    """Return the compilations that a stream may take: fewer than it has sizes."""
+    return min(MOST, len(SIZES) - 3)
 
 
 def feeds():
@@ -109,13 +115,15 @@ def in_replicas(main, test, executor, variables, settings=lambda build: None, gi
 
 
 def exactly(run):
-    """Return the values and the state of the compared steps with exact shapes."""
+    """Return the values and the state of the compared steps with exact shapes; of one device, by NumPy."""
     with fewer_sizes():
         return _exactly(run, COMPARED)
 
 
 @functools.cache
 def _exactly(run, count):
+    if run is alone:
+        return interpreted(trained, run, False)[0]
     found, compiled = trained(run, False)
     assert compiled >= count
     return found
@@ -139,7 +147,7 @@ def hold(found, expected):
 
 def test_replicas_with_unequal_shares():
     found, compiled = trained(in_replicas, True)
-    assert compiled <= MOST
+    assert compiled <= most()
     hold(found, exactly(in_replicas))
 
 
@@ -151,9 +159,10 @@ def reduced(*given):
     return in_replicas(*given, settings)
 
 
+@pytest.mark.nightly  # before each change on devices of their own, below
 def test_replicas_that_reduce_and_share_the_statistics_of_the_batch():
     found, compiled = trained(reduced, True)
-    assert compiled <= MOST
+    assert compiled <= most()
     hold(found, exactly(reduced))
 
 
@@ -168,7 +177,7 @@ def test_replicas_whose_own_batches_have_other_lengths():
         yield []
 
     _, compiled = trained(run, True)
-    assert compiled <= 2 * MOST
+    assert compiled <= 2 * most()
 
 
 def test_a_compiled_program_beside_a_test_clone():
@@ -180,11 +189,11 @@ def test_a_compiled_program_beside_a_test_clone():
             yield executor.run(program, feed=feed, fetch_list=variables)
 
     found, compiled = trained(run, True)
-    assert compiled <= 2 * MOST
+    assert compiled <= 2 * most()
     hold(found, exactly(alone))
 
 
-@pytest.mark.parametrize("iterable", [True, False])
+@pytest.mark.parametrize("iterable", [pytest.param(True, marks=pytest.mark.nightly), False])
 def test_loaders(iterable):
     def run(main, test, executor, variables):
         block = main.global_block()
@@ -203,7 +212,7 @@ def test_loaders(iterable):
         loader.reset()
 
     found, compiled = trained(run, True)
-    assert compiled <= MOST
+    assert compiled <= most()
     hold(found, exactly(alone))
 
 
@@ -241,10 +250,9 @@ def test_a_dataset(tmp_path):
 
     own, given, names = None, [], []
     found, compiled = program(True)
-    assert compiled <= MOST
+    assert compiled <= most()
     with fewer_sizes():
-        expected, exact = program(False)
-        assert exact >= len({count * length for count, length in SIZES})
+        expected, _ = interpreted(program, False)
     hold(found, expected)
 
 
@@ -278,7 +286,7 @@ def test_a_saved_model_that_threads_run(tmp_path):
         yield [value for (value,) in expected]
 
     found, compiled = trained(run, True)
-    assert compiled <= 2 * MOST
+    assert compiled <= 2 * most()
     assert [v.shape for v in found[0]] == [(count, 3) for count, _ in SIZES]
 
 
@@ -294,7 +302,7 @@ def test_sizes_that_the_script_says():
         assert all({16, 24, 40} & set(b.values()) for b in buckets), lengths
 
     found, compiled = trained(run, True)
-    assert compiled <= MOST
+    assert compiled <= most()
     hold(found, exactly(alone))
 
 
@@ -312,7 +320,9 @@ def test_sizes_that_are_none(sizes, expected):
         fluid.shape_buckets(sizes)
 
 
-@pytest.mark.parametrize("run", [in_replicas, reduced], ids=["all-reduce", "reduce"])
+@pytest.mark.parametrize(
+    "run", [pytest.param(in_replicas, marks=pytest.mark.nightly), reduced], ids=["all-reduce", "reduce"]
+)
 def test_replicas_on_devices_of_their_own(run):
     expected = exactly(run)
     fluid.set_flags({"FLAGS_cpu_replicas_joined": False})
@@ -320,7 +330,7 @@ def test_replicas_on_devices_of_their_own(run):
         found, compiled = trained(run, True)
     finally:
         fluid.set_flags({"FLAGS_cpu_replicas_joined": True})
-    assert compiled <= MOST
+    assert compiled <= most()
     hold(found, expected)
 
 
@@ -329,7 +339,7 @@ def test_a_placement_without_padding_says_so():
         def settings(build):
             build._passes.append_pass("multi_batch_merge_pass").set("num_repeats", 2)
 
-        sizes = [(4, 9), (8, 7), (4, 8), (12, 5)]
+        sizes = [(4, 9), (8, 7), (4, 8)]
         given = [
             {"x": np.zeros((count, length, 4), "float32"), "label": np.zeros((count, 1), "int64")}
             for count, length in sizes

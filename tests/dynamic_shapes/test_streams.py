@@ -48,9 +48,15 @@ def train(build, feeds, padded):
     return found, stream_of(executor) if padded else None
 
 
-def same(build, feeds, rtol=5e-4, atol=1e-4):
-    """Hold padded training against exact shapes; returns the stream."""
-    found, stream = train(build, feeds, True)
+def same(build, feeds, rtol=5e-4, atol=1e-4, exact=2):
+    """Hold padded training against exact shapes; returns the stream, which has compiled the first shapes as they are.
+
+    Args:
+        exact: number of these shapes. One more takes as long as all padded ones.
+    """
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("jfluid.compile.dynamic_shapes.stream.EXACT_FIRST", exact)
+        found, stream = train(build, feeds, True)
     expected, _ = interpreted(train, build, feeds, False)
     for step, (values, others) in enumerate(zip(found, expected, strict=True)):
         for value, other in zip(values, others, strict=True):
@@ -90,17 +96,11 @@ def classifier():
 
 def test_batches_of_every_size():
     random = np.random.RandomState(0)
-    sizes = [8, 9, 12, 5, 17, 31, 30, 2]
-    stream = same(classifier, [rows(random, n) for n in sizes])
-    assert len(stream._exact) == 2
-    assert len(stream._traces[-1].buckets._known) <= 6
-
-
-def test_a_batch_of_one_is_compiled_by_itself():
-    random = np.random.RandomState(0)
-    stream = same(classifier, [rows(random, n) for n in [8, 9, 12, 5, 1, 17, 1]])
-    assert len(stream._exact) == 3
+    stream = same(classifier, [rows(random, n) for n in [8, 9, 12, 5, 1, 31, 2, 1]])
+    assert len(stream._exact) == 3  # a batch of one is compiled by itself
     assert not stream._refused
+    print(stream._traces[-1].buckets._known)
+    assert len(stream._traces[-1].buckets._known) <= 6
 
 
 def attention():
@@ -140,9 +140,9 @@ def sentences(random, count, length, picked):
 
 def test_sentences_of_every_length():
     random = np.random.RandomState(0)
-    sizes = [(4, 20, 7), (4, 23, 9), (4, 31, 11), (5, 12, 5)]
-    stream = same(attention, [sentences(random, *size) for size in sizes])
-    assert len(stream._exact) == 2
+    sizes = [(4, 20, 7), (5, 12, 5)]
+    stream = same(attention, [sentences(random, *size) for size in sizes], exact=1)
+    assert len(stream._exact) == 1
     assert not stream._refused
 
 
@@ -157,7 +157,7 @@ def test_tables_that_kernels_read():
         return [loss, x]
 
     random = np.random.RandomState(0)
-    sizes = [(8, 34), (8, 68), (8, 82), (9, 97), (12, 64)]
+    sizes = [(8, 34), (8, 68), (9, 97)]
     stream = same(build, [{"words": random.randint(0, 50, size)} for size in sizes])
     assert not stream._refused
 
@@ -198,7 +198,6 @@ def detector():
     image.stop_gradient = False
     fine = layers.batch_norm(layers.conv2d(image, 4, 3, 2, 1), act="relu")
     coarse = layers.pool2d(layers.conv2d(fine, 4, 3, 1, 1), 2, "max", 2)
-    coarse = layers.pool2d(coarse, 3, "avg", 1, 1) + layers.conv2d(coarse, 4, 1)
     both = layers.concat([layers.resize_nearest(coarse, scale=2.0), fine], axis=1)
     out = layers.conv2d(both, 5, 1)
     loss = layers.reduce_mean(layers.square(out))
@@ -208,9 +207,9 @@ def detector():
 
 def test_images_whose_height_and_width_vary():
     random = np.random.RandomState(0)
-    sizes = [(16, 24), (24, 24), (40, 16), (24, 40)]
-    stream = same(detector, [images(random, *size) for size in sizes])
-    assert len(stream._exact) == 2
+    sizes = [(16, 24), (24, 40)]
+    stream = same(detector, [images(random, *size) for size in sizes], exact=1)
+    assert len(stream._exact) == 1
     assert not stream._refused
 
 
@@ -247,6 +246,7 @@ def boxes_of_two_scales():
     return [losses]
 
 
+@pytest.mark.nightly  # before each change `test_images_whose_height_and_width_vary` has such layers, without this loss
 def test_detection_in_images_of_every_size():
     random = np.random.RandomState(0)
 
@@ -258,8 +258,8 @@ def test_detection_in_images_of_every_size():
             "label": random.randint(0, 3, (count, 3)).astype("int32"),
         }
 
-    stream = same(boxes_of_two_scales, [feed(2, size) for size in [32, 48, 40, 24]], atol=1e-3)
-    assert len(stream._exact) == 2 and not stream._refused
+    stream = same(boxes_of_two_scales, [feed(2, size) for size in [32, 48]], atol=1e-3, exact=1)
+    assert len(stream._exact) == 1 and not stream._refused
 
 
 def test_a_threshold_of_the_program_is_kept():
@@ -309,7 +309,7 @@ def test_evaluation_between_training_steps():
         test = main.clone(for_test=True)
         executor = fluid.Executor(fluid.CPUPlace())
         executor.run(startup)
-        for n in (8, 9, 12, 5, 17, 31):
+        for n in (8, 9, 12, 5):
             feed = rows(random, n)
             (before,) = executor.run(test, feed=feed, fetch_list=[given.name])
             assert before.shape == (n, 3)
@@ -328,7 +328,7 @@ def test_windows_give_sizes_of_their_own(bias):
         return [hidden]
 
     random = np.random.RandomState(0)
-    lengths = (9, 14, 21, 17, 30, 12, 26)
+    lengths = (9, 14, 21, 17)
     feeds = [{"x": random.randn(2, 3, n, 4).astype("float32")} for n in lengths]
     stream = same(convolved, feeds)
     # Of samples that XLA does not take for the gradient of the bias there are others.

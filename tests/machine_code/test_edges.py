@@ -79,17 +79,24 @@ def test_values_in_sequences(group):
     hold_all(net, {kind: loop(group, (5, 0, 1, 9), 16, kind)[1] for kind in VALUES}, group)
 
 
-@pytest.mark.parametrize("group", [pytest.param(name, marks=needs(name)) for name in ("lstm", "gru")])
+SEQUENCES = {
+    "one row": ((1,), 16, True),
+    "empty sequences": ((0, 1, 0), 16, True),
+    "several vectors": ((3, 2, 1), 80, True),
+    "unaligned": ((2, 3), 17, False),
+    "one number": ((2, 3), 1, False),
+}
+
+
 @pytest.mark.parametrize(
-    ("lengths", "width", "calls"),
-    [
-        ((1,), 16, True),
-        ((0, 1, 0), 16, True),
-        ((3, 2, 1), 80, True),
-        ((2, 3), 17, False),
-        ((2, 3), 1, False),
+    ("group", "lengths", "width", "calls"),
+    [  # both loops choose their sequences by the same rules, so at night the other loop of each
+        pytest.param(
+            group, *own, marks=[needs(group), *[pytest.mark.nightly] * (at % 2 == is_gru)], id=f"{name}-{group}"
+        )
+        for at, (name, own) in enumerate(SEQUENCES.items())
+        for is_gru, group in enumerate(("gru", "lstm"))
     ],
-    ids=["one row", "empty sequences", "several vectors", "unaligned", "one number"],
 )
 def test_sizes_of_sequences(group, lengths, width, calls):
     hold(*loop(group, lengths, width), group, calls)

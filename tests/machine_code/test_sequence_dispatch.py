@@ -35,6 +35,11 @@ CASES = {
 }
 
 
+def cases_but(*nightly):
+    """The cases; those of some names at night. `in_guards.py` draws cases of all sizes before each change."""
+    return [pytest.param(c, marks=[pytest.mark.nightly] * (name in nightly), id=name) for name, c in CASES.items()]
+
+
 @pytest.fixture(scope="module", autouse=True)
 def registered():
     assert kernel_registry.is_on("lstm")
@@ -94,7 +99,7 @@ def _compare(run, level, arrays, grads):
         assert all(any((row == r).all() for r in real) for row in rows) or not len(real)
 
 
-@pytest.mark.parametrize("case", CASES.values(), ids=CASES)
+@pytest.mark.parametrize("case", cases_but("one sequence", "columns of all sizes", "ragged", "wide"))
 def test_an_lstm_has_the_numbers_and_gradients_of_the_loop_of_xla(case):
     width, lengths, rows, backwards, acts = case
     arrays, grads = _lstm(width, lengths, rows)
@@ -106,8 +111,14 @@ def test_an_lstm_has_the_numbers_and_gradients_of_the_loop_of_xla(case):
     _compare(run, _level(lengths), arrays, grads)
 
 
-@pytest.mark.parametrize("origin", [False, True])
-@pytest.mark.parametrize("case", CASES.values(), ids=CASES)
+@pytest.mark.parametrize(
+    "case, origin",
+    [
+        pytest.param(case, origin, marks=[pytest.mark.nightly] * (origin == bool(at % 2)), id=f"{name}-{origin}")
+        for at, (name, case) in enumerate(CASES.items())
+        for origin in (False, True)
+    ],
+)
 def test_a_gru_has_the_numbers_and_gradients_of_the_loop_of_xla(case, origin):
     width, lengths, rows, backwards, acts = case
     arrays, grads = _gru(width, lengths, rows)
@@ -241,8 +252,15 @@ def test_a_machine_without_such_vectors_leaves_all_to_xla(monkeypatch):
     assert not gru_dispatch.suits(gates, GruArrays(*gru))
 
 
-@pytest.mark.parametrize("trains", [True, False])
-@pytest.mark.parametrize("module, columns", [(lstm_dispatch, 4), (gru_dispatch, 3)])
+@pytest.mark.parametrize(
+    "module, columns, trains",
+    [
+        (lstm_dispatch, 4, True),
+        (gru_dispatch, 3, False),
+        pytest.param(lstm_dispatch, 4, False, marks=pytest.mark.nightly),
+        pytest.param(gru_dispatch, 3, True, marks=pytest.mark.nightly),
+    ],
+)
 def test_programs_call_it_whether_they_train_or_not(monkeypatch, module, columns, trains):
     before = fluid.get_flags("FLAGS_compilation_cache_dir")
     fluid.set_flags({"FLAGS_compilation_cache_dir": ""})

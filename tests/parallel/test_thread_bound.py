@@ -37,7 +37,7 @@ def run(wanted: int, late: bool, nproc: str) -> subprocess.CompletedProcess[str]
 
 @pytest.mark.process
 @pytest.mark.skipif(not os.path.exists("/proc/self/task"), reason="this system does not list threads")
-@pytest.mark.parametrize(("wanted", "threads"), [(2, "2"), (8, "4")])
+@pytest.mark.parametrize(("wanted", "threads"), [(2, "2"), pytest.param(8, "4", marks=pytest.mark.nightly)])
 def test_a_strategy_before_the_first_run_bounds_the_pool(wanted, threads):
     done = run(wanted, late=False, nproc="4")
     assert done.stdout.strip() == threads, done.stderr

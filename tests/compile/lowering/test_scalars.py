@@ -12,6 +12,8 @@ from jfluid import engine
 from jfluid.compile.lowering import scalars
 from tests.gpu.ahead import TracedAsForH200
 
+pytestmark = pytest.mark.usefixtures("interpreted_steps")
+
 
 def test_values_of_one_element_are_parts_of_one_array():
     def step(values):

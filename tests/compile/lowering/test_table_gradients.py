@@ -9,6 +9,8 @@ from jfluid.compile.lowering import table_gradients
 from jfluid.compile.lowering.plan import live_ops
 from jfluid.ops import embedding
 
+pytestmark = pytest.mark.usefixtures("interpreted_steps")
+
 
 def _net(padding=None, optimizer=None, dims=1, **settings):
     main, startup = fluid.Program(), fluid.Program()

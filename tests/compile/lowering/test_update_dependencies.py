@@ -10,7 +10,6 @@ import jfluid as fluid
 from jfluid.compile.lowering import update_dependencies
 from jfluid.compile.lowering.plan import live_ops
 from jfluid.compile.runtime.step import CompiledSegment
-from tests.slow_tests import nightly_but
 
 OPTIMIZERS = {
     "sgd": lambda: fluid.optimizer.SGD(0.1),
@@ -68,8 +67,14 @@ def _copies(text):
     return [m for m in re.findall(r"= (\w+\[[\d,]+\])\S* copy\(%donated", entry) if "," in m]
 
 
-@pytest.mark.parametrize("replicas", [False, True])
-@pytest.mark.parametrize("optimizer", nightly_but(("adam", "sgd"), OPTIMIZERS))
+@pytest.mark.parametrize(
+    "optimizer, replicas",
+    [("sgd", False), ("adam", True)]
+    + [
+        pytest.param(*own, marks=pytest.mark.nightly)
+        for own in (("sgd", True), ("adam", False), ("momentum", False), ("momentum", True))
+    ],
+)
 def test_no_parameter_is_copied(optimizer, replicas, monkeypatch):
     text, loss = _trained(optimizer, replicas, monkeypatch)
     assert not _copies(text)

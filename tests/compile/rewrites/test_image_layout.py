@@ -183,7 +183,7 @@ def test_what_a_program_without_images_knows_while_it_is_traced_stays_known():
     assert seen[0]["known"] is known
 
 
-@pytest.mark.parametrize("depthwise", (False, True))
+@pytest.mark.parametrize("depthwise", (False, pytest.param(True, marks=pytest.mark.nightly)))
 def test_a_program_trains_as_with_channels_last_of_its_own(depthwise):
     """A net in NCHW against the same one whose layers say NHWC."""
     losses = []

@@ -88,7 +88,7 @@ def _hold(operations, program, shape):
         np.testing.assert_allclose(one, other, atol=1e-4 * scale, rtol=0)
 
 
-@fuzzed(30)
+@fuzzed(12)
 @given(_programs(MATRICES))
 @example([("one less", 0, 0), ("turned", 0, 0)])
 @example([("layer", 1, 0), ("slope of tanh", 0, 0), ("product of a turned one", 1, 0)])
@@ -96,7 +96,7 @@ def test_matrices(program):
     _hold(MATRICES, program, (SIDE, SIDE))
 
 
-@fuzzed(30)
+@fuzzed(12)
 @given(_programs(IMAGES))
 @example([("convolution", 1, 0), ("one less", 0, 0), ("turned", 0, 0)])
 def test_images(program):

@@ -63,11 +63,12 @@ def losses(interpreted=True, batches=LENGTHS, waits=True):
 
 
 def test_one_compilation_serves_many_lengths(work, monkeypatch):
-    expected = losses(interpreted=False)
+    batches = LENGTHS[:20]
+    expected = losses(interpreted=False, batches=batches)
     work.clear()
-    np.testing.assert_allclose(losses(), expected, rtol=1e-4)
+    np.testing.assert_allclose(losses(batches=batches), expected, rtol=1e-4)
     assert work.count("compiled") <= 5  # with the startup program
-    assert work.count("run") < len(LENGTHS) / 2  # most steps run compiled
+    assert work.count("run") < len(batches) / 2  # most steps run compiled
 
 
 def test_narrow_sizes_are_compiled_once_they_pay(work, monkeypatch):
@@ -116,7 +117,7 @@ def test_layouts_fit_by_their_sizes():
 # Paragraphs of sentences of words: lengths of the sentences, by paragraph.
 PARAGRAPHS = [
     [random.randint(1, 9, random.randint(1, 7)).tolist() for _ in range(3)]
-    for random in map(np.random.RandomState, range(30))
+    for random in map(np.random.RandomState, range(20))
 ]
 
 

@@ -12,6 +12,8 @@ from jfluid.compile.runtime import filter_layouts
 from jfluid.compile.runtime.filter_layouts import Held
 from tests.gpu.ahead import TracedAsForH200
 
+pytestmark = pytest.mark.usefixtures("interpreted_steps")
+
 
 def _net():
     main, startup = fluid.Program(), fluid.Program()

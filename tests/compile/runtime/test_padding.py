@@ -55,7 +55,7 @@ def _run(build):
     "build",
     # one step shows nothing of an optimizer: its state is not fetched
     nightly_but(
-        ("ctr_ragged", "sentiment_lstm", "documents"),
+        ("ctr_ragged", "documents"),
         [b for b in PROGRAMS if not b.__name__.startswith(("word2vec", "ctr_ragged_"))],
     ),
     ids=lambda b: b.__name__,
@@ -88,12 +88,12 @@ def test_a_stream_of_lengths_compiles_a_handful_of_times():
     exe = fluid.Executor(fluid.CPUPlace())
     exe.run(fluid.default_startup_program())
     real, padded = 0, 0
-    for words in _batches(200):
+    for words in _batches(60):
         exe.run(feed={"words": words}, fetch_list=[loss])
         step = next(reversed(exe.engine._steps.values()))
         real += len(words)
         padded += step.placement._buckets.pad({"words": words})["words"].capacity
-    assert step.segments[0].exact.plain.count() <= 8
+    assert 1 < step.segments[0].exact.plain.count() <= 8
     assert padded <= 1.3 * real
 
 

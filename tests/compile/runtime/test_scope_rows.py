@@ -10,6 +10,8 @@ import jfluid as fluid
 from jfluid import errors
 from tests.parity import scope_rows
 
+pytestmark = pytest.mark.usefixtures("interpreted_steps")
+
 GOLDEN = json.loads((Path(__file__).parents[2] / "golden" / "scope_rows.json").read_text())
 
 

@@ -14,6 +14,8 @@ from jfluid.compile.runtime.padding import SequenceBuckets
 from jfluid.lod_tensor import LoDTensor
 from jfluid.parallel.replica_feeds import Stacker
 
+pytestmark = pytest.mark.usefixtures("interpreted_steps")
+
 COUNT = 26
 
 

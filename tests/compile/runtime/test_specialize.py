@@ -13,6 +13,8 @@ from jfluid.compile.runtime import specialize
 from jfluid.parallel import replica_feeds
 from tests.layers.run import run
 
+pytestmark = pytest.mark.usefixtures("interpreted_steps")
+
 X = np.arange(24, dtype="float32").reshape(2, 3, 4)
 
 

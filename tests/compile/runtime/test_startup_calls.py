@@ -71,8 +71,15 @@ def compiled_whole(monkeypatch):
     monkeypatch.setattr(placement, "StartupCall", made)
 
 
-@pytest.mark.parametrize("seed", [7, 0])
-@pytest.mark.parametrize("shape", [(4, 6), (300, 1000)])
+@pytest.mark.parametrize(
+    "shape, seed",
+    [
+        ((4, 6), 7),
+        ((300, 1000), 0),
+        pytest.param((4, 6), 0, marks=pytest.mark.nightly),
+        pytest.param((300, 1000), 7, marks=pytest.mark.nightly),
+    ],
+)
 def test_parameters_have_the_bits_of_a_compiled_program(shape, seed, monkeypatch):
     startup = program(shape)
     divided = started(fluid.Executor(fluid.CPUPlace()), startup)
@@ -80,17 +87,23 @@ def test_parameters_have_the_bits_of_a_compiled_program(shape, seed, monkeypatch
     same(divided, started(fluid.Executor(fluid.CPUPlace()), startup))
 
 
-@pytest.mark.parametrize("most", [2000, 30])
-def test_draws_of_several_loops_and_of_large_parameters_have_these_bits(most, monkeypatch):
+@pytest.mark.parametrize(
+    "most, shape",
+    [
+        (30, (4, 6)),
+        (2000, (40, 24)),
+        pytest.param(2000, (4, 6), marks=pytest.mark.nightly),
+        pytest.param(30, (40, 24), marks=pytest.mark.nightly),
+    ],
+)
+def test_draws_of_several_loops_and_of_large_parameters_have_these_bits(most, shape, monkeypatch):
     """Of 24 numbers per parameter a loop draws all of a distribution, or one; 960 are drawn in parts of 64."""
     monkeypatch.setattr(batched_random, "MOST_ON_CPUS", most)
     monkeypatch.setattr(batched_random, "_LARGE", 900)
     monkeypatch.setattr(batched_random, "_LARGE_PART", 64)
-    for shape in ((4, 6), (40, 24)):
-        with monkeypatch.context() as whole:
-            divided = started(fluid.Executor(fluid.CPUPlace()), program(shape))
-            compiled_whole(whole)
-            same(divided, started(fluid.Executor(fluid.CPUPlace()), program(shape)))
+    divided = started(fluid.Executor(fluid.CPUPlace()), program(shape))
+    compiled_whole(monkeypatch)
+    same(divided, started(fluid.Executor(fluid.CPUPlace()), program(shape)))
 
 
 @pytest.fixture
@@ -239,8 +252,8 @@ def test_draws_are_freed_while_parameters_are_made():
     """Beside the parameters there is one copy at a time: draws of a loop go away with the last view of these."""
 
     def function(donated, kept, key):
-        drawn = jax.random.uniform(jax.random.wrap_key_data(key), (8, 1 << 20))
-        return tuple(drawn[i].reshape(1 << 10, 1 << 10) for i in range(8)), ()
+        drawn = jax.random.uniform(jax.random.wrap_key_data(key), (8, 1 << 16))
+        return tuple(drawn[i].reshape(1 << 8, 1 << 8) for i in range(8)), ()
 
     arguments = (), (), np.array([1, 2], np.uint32)
     call = startup_calls.StartupCall(lambda: function, jax.jit, None, CPU)
