@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 import jfluid as fluid
 from jfluid import dygraph, layers
+from jfluid.compile.dynamic_shapes.buckets import Buckets
 from jfluid.compile.dynamic_shapes.traced import Traced
 from jfluid.compile.numpy_steps import beside
 from jfluid.dygraph import loop_reroll
@@ -273,6 +274,7 @@ def interprets(monkeypatch, tmp_path):
     jax.config.update("jax_compilation_cache_dir", None)
     fluid.set_flags({"FLAGS_compilation_cache_dir": str(tmp_path), "FLAGS_interpret_first_steps": True})
     monkeypatch.setattr(Traced, "pays", lambda self, seconds: True)
+    monkeypatch.setattr(Buckets, "refine", lambda self: False)
     yield
     fluid.set_flags(before)
     jax.config.update("jax_compilation_cache_dir", of_jax)

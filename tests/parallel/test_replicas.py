@@ -13,7 +13,6 @@ import pytest
 
 import jfluid as fluid
 from jfluid import errors, layers
-from jfluid.parallel import notices
 from tests.parity import parallel as cases
 from tests.parity.parallel import CASES
 
@@ -506,48 +505,6 @@ def test_settings_that_have_an_effect(tmp_path):
     execution.num_iteration_per_run = 0
     with pytest.raises(errors.ProgramError, match="num_iteration_per_run: expected 1 or more, found 0"):
         parallel(loss, exec_strategy=execution)
-
-
-def test_one_replica_without_a_number_is_said_once(monkeypatch, caplog):
-    monkeypatch.delenv("CPU_NUM")
-    monkeypatch.setenv("PJRT_NPROC", "6")
-    notices.of_one_replica.cache_clear()
-    exe, _, loss = net()
-    found = [exe.run(parallel(loss), feed={"x": rows(4)}, fetch_list=[loss])[0].shape for _ in range(2)]
-    assert found == [(1,), (1,)]
-    assert [record.getMessage() for record in caplog.records] == [
-        "CPU_NUM is not set: the program runs in one replica. XLA spreads its steps over all 6 "
-        "processors that the process may use, with the results of one device, as Fluid 1.8 does. "
-        "CPU_NUM=6 divides each batch among 6 replicas"
-    ]
-    monkeypatch.setenv("PJRT_NPROC", "1")
-    notices.of_one_replica.cache_clear()
-    assert exe.run(parallel(loss), feed={"x": rows(4)}, fetch_list=[loss])
-    assert len(caplog.records) == 1, "one processor is all that there is"
-
-
-def test_settings_that_xla_does_not_know_are_named_once(monkeypatch):
-    monkeypatch.setenv("PJRT_NPROC", "4")
-    notices._warn.cache_clear()
-    exe, _, loss = net()
-
-    def run(**fields):
-        execution = fluid.ExecutionStrategy()
-        for name, value in fields.items():
-            setattr(execution, name, value)
-        program = parallel(loss, exec_strategy=execution)
-        return exe.run(program, feed={"x": rows(4)}, fetch_list=[loss])
-
-    with pytest.warns(RuntimeWarning, match="num_threads=2: XLA runs steps on 4 .* PJRT_NPROC=2"):
-        run(num_threads=2)
-    with pytest.warns(RuntimeWarning, match="num_iteration_per_drop_scope=1: .* use BuildStrategy"):
-        run(num_iteration_per_drop_scope=1)
-    run(num_threads=2, num_iteration_per_drop_scope=1)  # a second time nothing: warnings are errors
-    run(num_threads=8)
-    run()
-    with pytest.raises(errors.PlaceError, match="PJRT_NPROC: expected an integer from 1 on"):
-        monkeypatch.setenv("PJRT_NPROC", "many")
-        run(num_threads=3)
 
 
 @pytest.mark.parametrize("fuse", [True, False])
