@@ -3,7 +3,6 @@
 import pytest
 
 import jfluid as fluid
-from tests.dynamic_shapes.interpreted import interpreting
 from tests.ps_server.job import TOKEN, Job
 
 # Steps that run while something else reads their arrays, which compiled steps overwrite.
@@ -11,13 +10,10 @@ COMPILED = {"test_async_steps", "test_pending_exchange"}
 
 
 @pytest.fixture(autouse=True, scope="module")
-def interpreted_module(request):
+def steps_by_numpy(request):
     """Most tests hold what is exchanged, and not how a step is computed: XLA would take half of their time."""
-    if request.module.__name__.rpartition(".")[2] in COMPILED:
-        yield
-    else:
-        with interpreting():
-            yield
+    if request.module.__name__.rpartition(".")[2] not in COMPILED:
+        request.getfixturevalue("interpreted_module")
 
 
 @pytest.fixture(autouse=True)

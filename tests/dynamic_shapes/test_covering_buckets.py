@@ -150,6 +150,21 @@ def no_rule(self, batch, shapes):
     raise NoRule("a step that NumPy cannot interpret")
 
 
+def test_a_bucket_that_no_later_batch_fits_keeps_no_other_from_being_compiled(work, monkeypatch):
+    """Sentences grow: the bucket of the last short batch is compiled, and no batch comes that runs in it."""
+    finer = []
+
+    def refine(self):
+        finer.append(len(self))
+        if len(self) == 1:
+            self.know(dict.fromkeys(self._unit, 18))
+
+    monkeypatch.setattr(Traced, "pays", lambda self, seconds: True)
+    monkeypatch.setattr(Buckets, "refine", refine)
+    losses(True, [(20, 17), (15, 30), (31, 26), (16, 18), (28, 25), (29, 27)])
+    assert finer == [1, 2, 2]
+
+
 def pays_at_once(monkeypatch):
     """Begin to compile a bucket for the first batch that is interpreted, and none that is finer."""
     monkeypatch.setattr(Traced, "pays", lambda self, seconds: True)

@@ -2,10 +2,7 @@
 
 import pytest
 
-from tests.dynamic_shapes.interpreted import interpreting
-
 
 @pytest.fixture(autouse=True, scope="module")
-def steps_by_numpy():
-    with interpreting():
-        yield
+def steps_by_numpy(interpreted_module):
+    """Use the fixture in all modules of the folder."""

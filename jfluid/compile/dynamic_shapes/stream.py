@@ -461,7 +461,7 @@ class ShapeStream:
         found = traced.compiled_bucket(need)
         if found is not None:
             traced.note_padding(need, found)
-            if traced.begun <= traced.compiled and traced.pays(traced.padding):  # one after the other
+            if not waits and traced.pays(traced.padding):
                 traced.padding = 0.0
                 buckets.refine()
         elif not waits and traced.pays(traced.interpreting):
